@@ -1,0 +1,33 @@
+# make demo: the whole pipeline on real flights.  make test: all tests.  make check: lint, types, layers.
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help venv demo test check format package clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+venv:  ## make .venv with the pinned dependencies
+	@tools/make_venv.sh $(VENV)
+
+demo: venv  ## ETL, two training runs, gate, publish, scores and report.html on real flights
+	@$(BIN)/dl-on-spark demo
+
+test: venv  ## run all tests
+	@$(BIN)/python -m pytest
+
+check: venv  ## lint, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+package: venv  ## archive for spark-submit --py-files
+	@$(BIN)/dl-on-spark package
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""dl_on_spark: train TensorFlow/Keras models in place on the tables of a Spark cluster.
+
+Exports are lazy: importing this package imports neither TensorFlow nor Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Allreduce": "dl_on_spark.sync",
+    "LocalSGD": "dl_on_spark.sync",
+    "Schema": "dl_on_spark.lake",
+    "Trainer": "dl_on_spark.training",
+    "TrainingResult": "dl_on_spark.training",
+    "open_table": "dl_on_spark.input_pipeline",
+}
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from dl_on_spark.input_pipeline import open_table
+    from dl_on_spark.lake import Schema
+    from dl_on_spark.sync import Allreduce, LocalSGD
+    from dl_on_spark.training import Trainer, TrainingResult
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'dl_on_spark' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

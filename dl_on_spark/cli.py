@@ -1,0 +1,261 @@
+"""The command `dl-on-spark`: one subcommand a job; the scripts in `jobs/` call the same ones."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from dl_on_spark.config import PipelineConfig, load_config
+from dl_on_spark.errors import Cancelled, ConfigError, DLOnSparkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+app = typer.Typer(
+    name="dl-on-spark",
+    help="Train TensorFlow/Keras models in place on the tables of a Spark cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
+Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override: training.epochs=5. May be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result and errors.")]
+
+
+@app.command()
+def etl(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    start_date: Annotated[str | None, typer.Option(help="First day of a range that ends at --date.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Raw files of a day (or of a range) become validated partitions of the feature table."""
+    from dl_on_spark.jobs import etl as job
+
+    first = None if start_date is None else _day(start_date, "--start-date")
+    _run("etl", job.run, config, date, overrides, as_json, quiet, start_date=first)
+
+
+@app.command()
+def train(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
+    resume: Annotated[str, typer.Option(help="auto, never or must.")] = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train on the days up to --date, without the held-out last ones."""
+    from dl_on_spark.jobs import train as job
+
+    _run("train", job.run, config, date, overrides, as_json, quiet, run_name=run_name, resume=resume)
+
+
+@app.command()
+def evaluate(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Metrics of the trained model on the held-out days."""
+    from dl_on_spark.jobs import evaluate as job
+
+    _run("evaluate", job.run, config, date, overrides, as_json, quiet, run_name=run_name)
+
+
+@app.command()
+def publish(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
+    force_reason: Annotated[
+        str | None, typer.Option("--force", help="Publish although the gate refuses; the reason is recorded.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pass the gate and make the model the current version; exit code 3 where the gate refuses."""
+    from dl_on_spark.jobs import publish as job
+
+    _run("publish", job.run, config, date, overrides, as_json, quiet, run_name=run_name, force_reason=force_reason)
+
+
+@app.command()
+def rollback(
+    config: Config,
+    overrides: Overrides = None,
+    version: Annotated[int | None, typer.Option(help="Version to go back to; default: the one before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an earlier version the current one again."""
+    from dl_on_spark.jobs import publish as job
+
+    _show("rollback", job.rollback(load_config(config, overrides or ()), version=version), as_json)
+
+
+@app.command()
+def score(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score the rows of --date with the current model."""
+    from dl_on_spark.jobs import score as job
+
+    _run("score", job.run, config, date, overrides, as_json, quiet)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and report go.")] = Path(
+        "demo_output"
+    ),
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """The whole pipeline on real flights: ETL, two training runs, gate, publish, scores, report.html."""
+    from dl_on_spark.jobs import demo as job
+
+    _prepare_logging(quiet)
+    try:
+        report = job.run(directory, overrides or (), quiet=quiet or as_json)
+    except KeyboardInterrupt as error:
+        raise _cancelled() from error
+    if as_json:
+        _show("demo", report, True)
+
+
+@app.command()
+def package(
+    output: Annotated[Path, typer.Option(help="The archive.")] = Path("dist/dl_on_spark.zip"),
+    include: Annotated[list[Path] | None, typer.Option(help="A folder of your own code. May be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the archive for spark-submit --py-files: dl_on_spark and your own folders."""
+    from dl_on_spark.jobs.package import build_archive
+
+    folders = include or [folder for folder in (Path("examples"),) if folder.is_dir()]
+    names = build_archive(output, folders)
+    _show("package", {"archive": str(output), "files": len(names), "bytes": output.stat().st_size}, as_json)
+
+
+def _run(
+    name: str,
+    job: Any,
+    config_file: Path,
+    date: str,
+    overrides: Sequence[str] | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """One job with a Spark session around it."""
+    from dl_on_spark.jobs.session import spark_session
+
+    _prepare_logging(quiet)
+    config: PipelineConfig = load_config(config_file, overrides or ())
+    day = _day(date, "--date")
+    spark: SparkSession
+    try:
+        with spark_session(config, name) as spark:
+            report = job(spark, config, day, quiet=quiet or as_json, **options)
+    except KeyboardInterrupt as error:
+        raise _cancelled() from error
+    _show(name, report, as_json)
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("stopped by the user or the scheduler.", fix="Run the same command again to resume.")
+
+
+def _day(text: str, option: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is not a day.", fix="Write it as YYYY-MM-DD.") from error
+
+
+def _prepare_logging(quiet: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.ERROR if quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for noisy in ("py4j", "sqlglot", "matplotlib", "fsspec"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _show(name: str, report: dict[str, Any], as_json: bool) -> None:
+    """The result: JSON, or a table of its plain values."""
+    if as_json:
+        sys.stdout.write(json.dumps(report, default=str) + "\n")
+        return
+    table = Table(title=name, show_header=False, title_style="bold", title_justify="left")
+    for key, value in report.items():
+        if isinstance(value, float):
+            table.add_row(key, f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            table.add_row(key, f"{value:,}")
+        elif isinstance(value, (str, bool)):
+            table.add_row(key, Text(str(value), overflow="fold"))
+    Console().print(table)
+
+
+def _show_error(error: DLOnSparkError) -> None:
+    """First the cause with its traceback, then one panel with the way out."""
+    console = Console(stderr=True)
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback = getattr(cause, "traceback", None)
+        if traceback:
+            console.print(Text(str(traceback).rstrip()))
+            break
+        cause = cause.__cause__
+    body = Text(error.message, overflow="fold")
+    if error.fix:
+        body.append(f"\n\n{error.fix}", style="bold")
+    console.print(Panel(body, title=f"{type(error).__name__} (exit code {error.exit_code})", border_style="red"))
+
+
+def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        app(args=None if argv is None else list(argv))
+    except DLOnSparkError as error:
+        _show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""pipeline.yaml: one file that says where the data lies, how to train on it and what to publish.
+
+Paths: `schema` files are relative to the folder of the pipeline.yaml; data paths are relative to
+`lake`, and `lake` itself to the current folder (or any URI that pyarrow.fs reads). `--set a.b=value`
+overrides one entry; the value is read as YAML.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from dl_on_spark.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class SourceConfig(_Section):
+    """One raw table that the ETL reads."""
+
+    path: str
+    format: Literal["csv", "json", "parquet"] = "csv"
+    source_schema: str | None = Field(default=None, alias="schema")
+    partition: str | None = Field(
+        default=None,
+        description="hive partition column (one folder a day) that limits the read to the days asked for",
+    )
+    lookback_days: int = Field(
+        default=0, ge=0, description="days before the first day that the transform needs"
+    )
+
+
+class EtlConfig(_Section):
+    """Raw sources → transform → checks → a table partitioned by date."""
+
+    transform: str = Field(description="module:function(spark, sources, first_day, last_day) -> DataFrame")
+    sources: dict[str, SourceConfig]
+    table: str = "tables/features"
+    quarantine: str = "tables/quarantine"
+    max_rejected: float = Field(
+        default=0.05, ge=0, le=1, description="fail when more than this share is rejected"
+    )
+    rows_per_file: PositiveInt = 1_000_000
+
+
+class TrainingConfig(_Section):
+    """What is trained, on which days, by how many workers, synchronized how."""
+
+    model: str = Field(description="module:function([schema]) -> compiled keras.Model")
+    sync: str = "allreduce"
+    num_workers: PositiveInt = 2
+    gpus_per_worker: int = Field(default=0, ge=0)
+    cpus_per_worker: PositiveInt | None = None
+    global_batch_size: PositiveInt = Field(
+        default=4096, description="rows per optimizer step over all workers"
+    )
+    epochs: PositiveInt = 3
+    seed: int = 7
+    days: PositiveInt = Field(default=90, description="days trained on, before the held-out ones")
+    holdout_days: PositiveInt = Field(
+        default=7, description="last days up to --date: validation and gate, never trained on"
+    )
+    where: str | None = None
+    checkpoint_dir: str = "checkpoints"
+    checkpoint_every: PositiveInt | None = Field(default=None, description="steps; epoch ends always")
+    max_restarts: int = Field(default=3, ge=0)
+    deadline_s: float = Field(default=600, gt=0)
+
+
+class GateConfig(_Section):
+    """What a candidate must reach to be published."""
+
+    metric: str = "auc"
+    direction: Literal["max", "min"] = "max"
+    floor: float | None = Field(default=None, description="absolute value that the metric must reach")
+    min_gain_over_baseline: float = Field(default=0.0, description="margin over the constant-rate baseline")
+    tolerance: float = Field(
+        default=0.0, ge=0, description="how much worse than the current model is still accepted"
+    )
+
+
+class ScoringConfig(_Section):
+    """Where scores go."""
+
+    table: str = "tables/scores"
+    batch_size: PositiveInt = 8192
+
+
+class PipelineConfig(_Section):
+    """The whole pipeline.yaml."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    lake: str = "lake"
+    feature_schema: str = Field(alias="schema", description="schemas/*.yaml of the feature table")
+    date_column: str = "date"
+    etl: EtlConfig
+    training: TrainingConfig
+    gate: GateConfig = GateConfig()
+    registry: str = "models"
+    scoring: ScoringConfig = ScoringConfig()
+    spark: dict[str, str] = Field(
+        default_factory=dict, description="Spark settings of a session the job starts itself"
+    )
+
+    base_dir: str = Field(
+        default=".", exclude=True, description="folder of the pipeline.yaml; set by load_config"
+    )
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _settings_are_strings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in value.items()}
+
+    def data_path(self, path: str) -> str:
+        """`path` under `lake`, unless it is absolute or a URI."""
+        if "://" in path or path.startswith("/"):
+            return path
+        lake = self.lake if "://" in self.lake else str(Path(self.lake).absolute())
+        return f"{lake.rstrip('/')}/{path}"
+
+    def schema_path(self, path: str | None = None) -> Path:
+        """The feature schema's file, or another schema file named in the configuration."""
+        given = Path(path or self.feature_schema)
+        return given if given.is_absolute() else Path(self.base_dir) / given
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> PipelineConfig:
+    """Read and validate a pipeline.yaml with `key.sub=value` overrides.
+
+    Raises ConfigError naming the file, the entry and the nearest valid name.
+    """
+    file = Path(path)
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}: no such file.", fix="Give the pipeline.yaml with --config.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file}: cannot be read ({error}).", fix="Check the path and its permissions."
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}", fix="Mend the line named above.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file}: holds no entries.", fix="Start from examples/flight_delay/pipeline.yaml.")
+    for override in overrides:
+        _apply_override(data, override)
+    try:
+        config = PipelineConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {_explain(error)}", fix="Mend the entries named above.") from error
+    return config.model_copy(update={"base_dir": str(file.parent)})
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override!r} is not key=value.", fix="For example --set training.epochs=5.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML: {error}", fix="Quote it.") from error
+    *parents, last = key.strip().split(".")
+    section = data
+    for depth, name in enumerate(parents):
+        if name == "spark" and depth == 0:  # Spark's own keys hold dots: spark.spark.sql.ansi.enabled=true
+            section = section.setdefault("spark", {})
+            last = ".".join([*parents[1:], last])
+            break
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section."
+            )
+    section[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """Each finding as `entry: what is wrong`, with a did-you-mean for unknown names."""
+    findings = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"])
+        text = item["msg"]
+        if item["type"] == "extra_forbidden":
+            known = _names_in(PipelineConfig, [str(part) for part in item["loc"][:-1]])
+            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+            text = (
+                f"unknown entry; did you mean {near[0]!r}?"
+                if near
+                else f"unknown entry; known: {', '.join(known)}"
+            )
+        findings.append(f"{place}: {text}")
+    return "; ".join(findings) + "."
+
+
+def _names_in(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """The entry names of the section at `place`."""
+    for name in place:
+        fields = {field.alias or key: field for key, field in model.model_fields.items()}
+        found = fields.get(name)
+        if found is None:
+            continue  # a key inside a mapping, as the name of a source
+        for candidate in (found.annotation, *getattr(found.annotation, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                model = candidate
+    return sorted((field.alias or key) for key, field in model.model_fields.items() if key != "base_dir")

@@ -1,0 +1,50 @@
+"""Which days a job works on, and where a night's run lies: the same answer for every job."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from dl_on_spark.config import PipelineConfig
+
+
+@dataclass(frozen=True)
+class DaySplit:
+    """Training days and the held-out days after them, all inclusive.
+
+    Whole days are held out, not rows: a model that is judged on rows of days it has seen looks better
+    than it will be tomorrow.
+    """
+
+    first: datetime.date
+    last: datetime.date
+    holdout_first: datetime.date
+    holdout_last: datetime.date
+
+    @classmethod
+    def of(cls, config: PipelineConfig, date: datetime.date) -> DaySplit:
+        """Hold out the last `holdout_days` up to `date`; train on the `days` before them."""
+        holdout_first = date - datetime.timedelta(days=config.training.holdout_days - 1)
+        last = holdout_first - datetime.timedelta(days=1)
+        first = last - datetime.timedelta(days=config.training.days - 1)
+        return cls(first, last, holdout_first, date)
+
+    def training_filter(self, column: str) -> str:
+        """`where` expression of the training days."""
+        return _between(column, self.first, self.last)
+
+    def holdout_filter(self, column: str) -> str:
+        """`where` expression of the held-out days."""
+        return _between(column, self.holdout_first, self.holdout_last)
+
+
+def run_folder(config: PipelineConfig, date: datetime.date, run_name: str | None = None) -> str:
+    """Folder of a training run (checkpoints, model, metrics): one a date and strategy unless named."""
+    if run_name is None:
+        strategy = config.training.sync.replace(":", "-").replace("=", "-").replace(",", "-")
+        run_name = f"{date.isoformat()}-{strategy}"
+    return f"{config.data_path(config.training.checkpoint_dir)}/{config.name}/{run_name}"
+
+
+def _between(column: str, first: datetime.date, last: datetime.date) -> str:
+    return f"{column} between '{first.isoformat()}' and '{last.isoformat()}'"

@@ -1,0 +1,49 @@
+"""The Spark session of a job: the one that spark-submit configured, or a local one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dl_on_spark.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Applied only where neither spark-submit nor pipeline.yaml says otherwise.
+_DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    # Spark asks every 15 s whether a barrier stage has enough slots; a second is enough.
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    # A lake table of many small days needs no 200 shuffle partitions.
+    "spark.sql.adaptive.enabled": "true",
+}
+
+
+@contextmanager
+def spark_session(config: PipelineConfig, name: str) -> Iterator[SparkSession]:
+    """A session for one job, stopped at the end; without spark-submit it is `local[*]`."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    given = SparkConf()  # what spark-submit and spark-defaults.conf set
+    builder = SparkSession.builder.appName(f"{config.name} {name}")
+    if not given.contains("spark.master"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master("local[*]").config("spark.ui.enabled", "false")
+        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
+    if (given.get("spark.master") or "local").startswith("local"):
+        # Executors of a local master are this machine: they take this interpreter, not `python3` of the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for key, value in {**_DEFAULTS, **config.spark}.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
