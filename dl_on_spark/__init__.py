@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["Allreduce", "LocalSGD", "Schema", "Trainer", "TrainingResult", "__version__", "open_table"]
 
 _EXPORTS = {
     "Allreduce": "dl_on_spark.sync",
@@ -18,7 +19,6 @@ _EXPORTS = {
     "TrainingResult": "dl_on_spark.training",
     "open_table": "dl_on_spark.input_pipeline",
 }
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from dl_on_spark.input_pipeline import open_table

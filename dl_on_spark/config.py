@@ -199,7 +199,7 @@ def _explain(error: ValidationError) -> str:
                 else f"unknown entry; known: {', '.join(known)}"
             )
         findings.append(f"{place}: {text}")
-    return "; ".join(findings) + "."
+    return "; ".join(findings).rstrip(".?") + "."
 
 
 def _names_in(model: type[BaseModel], place: Sequence[str]) -> list[str]:

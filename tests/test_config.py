@@ -1,0 +1,60 @@
+"""pipeline.yaml is read, overridden and refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dl_on_spark.config import load_config
+from dl_on_spark.errors import ConfigError
+
+PIPELINE = Path(__file__).parents[1] / "examples" / "flight_delay" / "pipeline.yaml"
+
+
+def test_the_demo_pipeline_is_valid_and_resolves_its_paths(tmp_path: Path) -> None:
+    config = load_config(PIPELINE, [f"lake={tmp_path}"])
+    assert config.data_path("raw/flights") == f"{tmp_path}/raw/flights"
+    assert config.data_path("s3://bucket/x") == "s3://bucket/x"
+    assert (
+        config.schema_path().resolve() == (PIPELINE.parents[2] / "schemas" / "flight_features.yaml").resolve()
+    )
+
+
+def test_overrides_are_read_as_yaml_and_reach_nested_sections() -> None:
+    config = load_config(
+        PIPELINE, ["training.epochs=5", "gate.floor=null", "spark.spark.sql.shuffle.partitions=4"]
+    )
+    assert config.training.epochs == 5
+    assert config.gate.floor is None
+    assert config.spark == {"spark.sql.shuffle.partitions": "4"}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.epoch=5", "did you mean 'epochs'"),
+        ("etl.sources.flights.pth=x", "did you mean 'path'"),
+        ("trainig.epochs=5", "did you mean 'training'"),
+        ("training.epochs=0", "training.epochs: Input should be greater than 0"),
+        ("training.num_workers=two", "training.num_workers"),
+        ("epochs", "is not key=value"),
+        ("name.x=1", "name is not a section"),
+        ("training.epochs=[", "not YAML"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_the_nearest_right_one(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        load_config(PIPELINE, [override])
+
+
+def test_a_missing_a_broken_and_an_empty_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
+        load_config(tmp_path / "nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(broken)
+    broken.write_text("")
+    with pytest.raises(ConfigError, match="holds no entries"):
+        load_config(broken)
