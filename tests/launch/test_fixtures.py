@@ -21,16 +21,15 @@ def test_the_spark_fixture_runs_python_tasks_with_this_interpreter(spark):
 def test_a_job_submitted_to_the_standalone_cluster_runs_on_both_workers(standalone_cluster, tmp_path):
     script = tmp_path / "hosts.py"
     script.write_text(
-        "import json, os\n"
+        "import json\n"
         "from pyspark.sql import SparkSession\n"
-        "from pyspark import SparkFiles\n"
         "spark = SparkSession.builder.getOrCreate()\n"
         "def executor(batches):\n"
-        "    import pyarrow as pa\n"
+        "    import os, pyarrow as pa\n"
         "    from pyspark import BarrierTaskContext\n"
         "    BarrierTaskContext.get()\n"
         "    for _ in batches:\n"
-        "        yield pa.RecordBatch.from_pydict({'folder': [SparkFiles.getRootDirectory()]})\n"
+        "        yield pa.RecordBatch.from_pydict({'folder': [os.getcwd()]})\n"
         "rows = spark.range(0, 2, 1, 2).mapInArrow(executor, 'folder string', barrier=True).collect()\n"
         "print(json.dumps(sorted({row.folder for row in rows})))\n"
     )

@@ -1,0 +1,240 @@
+"""The rows of one rank: row groups become batches of NumPy arrays, step by step.
+
+Row groups are decoded, preprocessed and shuffled by a few threads (`prefetch`); this side only
+copies slices of the rank's streams into batches. No code runs per row.
+
+**Memory.** A rank with S streams (``canonical_shards / world_size``) holds S windows in use, up to
+``lookahead`` windows loaded ahead, and one decoded row group per thread: about
+``(S + lookahead) × window × rows of a row group × bytes of a row``, whatever the table's size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dl_on_spark.errors import TableError
+from dl_on_spark.input_pipeline.plan import SamplePlan
+from dl_on_spark.input_pipeline.prefetch import DecodePool, SharedRowGroups, WindowPrefetcher
+from dl_on_spark.input_pipeline.preprocess import Preprocessor
+from dl_on_spark.input_pipeline.windows import Window
+from dl_on_spark.lake.row_groups import RowGroupDecoder
+from dl_on_spark.lake.schema import Schema
+from dl_on_spark.lake.snapshot import Snapshot
+from dl_on_spark.lake.statistics import Statistics
+
+Columns = dict[str, npt.NDArray[Any]]
+Batch = tuple[Columns, Any, npt.NDArray[Any] | None]
+
+_BLOCK_ROWS = 16_384
+_STEPS_AT_ONCE = 4_096
+
+
+class RankReader:
+    """Batches of one rank of a run, from any step of any epoch.
+
+    ``threads``: how many decode (default: the usable cores, at most 4). ``lookahead``: windows
+    loaded ahead of need (default: half the rank's streams, at least 2). ``deadline_s`` bounds each
+    wait for storage. Raises `SchemaError` when the snapshot does not fit the schema.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        plan: SamplePlan,
+        schema: Schema,
+        statistics: Statistics | None,
+        rank: int,
+        world_size: int,
+        *,
+        threads: int | None = None,
+        lookahead: int | None = None,
+        deadline_s: float = 600.0,
+    ) -> None:
+        _check_same_rows(snapshot, plan)
+        self.plan, self.schema, self.rank, self.world_size = plan, schema, rank, world_size
+        self.preprocessor = Preprocessor(schema, statistics)
+        self.failure: BaseException | None = None
+        self._streams = plan.rank_streams(rank, world_size)
+        self._snapshot = snapshot
+        columns = schema.feed_columns
+        schema.check(snapshot.schema, snapshot.uri, columns)
+        self._lookahead = max(2, len(self._streams) // 2) if lookahead is None else lookahead
+        self._deadline_s = deadline_s
+        threads = threads or min(4, len(os.sched_getaffinity(0)))
+        self._decoder = RowGroupDecoder(snapshot, columns, use_threads=threads > 1)
+        self._pool = DecodePool(threads)
+
+    def __enter__(self) -> RankReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the decoding threads and close the files; waits at most ``deadline_s``."""
+        self._pool.close(self._deadline_s)
+        self._decoder.close()
+
+    def rank_rows(self, step: int) -> int:
+        """Rows of this rank's batch of ``step``."""
+        return self.plan.rank_rows(step, self.rank, self.world_size)
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """``(features, labels, weights)`` of each step of ``epoch`` from ``first_step`` on.
+
+        Features: dict of name -> array (rows,) or (rows, \\*shape). Labels: one array, a dict when
+        the schema has several, None when it has none. Weights: float32 (rows,) or None.
+        """
+        for block in self.blocks(epoch, first_step):
+            for index in range(len(next(iter(block.values())))):
+                yield self.split({name: values[index] for name, values in block.items()})
+
+    def columns(self, epoch: int, first_step: int = 0) -> Iterator[Columns]:
+        """As `batches`, but each batch is one dict of all columns by field name."""
+        for block in self.blocks(epoch, first_step):
+            for index in range(len(next(iter(block.values())))):
+                yield {name: values[index] for name, values in block.items()}
+
+    def blocks(self, epoch: int, first_step: int = 0) -> Iterator[Columns]:
+        """Batches of several steps at once: arrays (steps, rows, \\*shape) by field name.
+
+        A block holds consecutive steps in which this rank has equally many rows, so a step of
+        another size is a block of its own.
+        """
+        try:
+            yield from self._blocks(epoch, first_step)
+        except Exception as error:
+            # Kept because TensorFlow turns an exception inside a dataset into text.
+            self.failure = error
+            raise
+
+    def split(self, columns: Columns) -> Batch:
+        """Columns by name as ``(features, labels, weights)`` of the schema."""
+        labels = {field.name: columns[field.name] for field in self.schema.labels}
+        weight = self.schema.weight
+        features = {name: columns[name] for name in self.preprocessor.feature_names}
+        target = next(iter(labels.values()), None) if len(labels) < 2 else labels
+        return features, target, None if weight is None else columns[weight.name]
+
+    def _blocks(self, epoch: int, first_step: int) -> Iterator[Columns]:
+        steps = self.plan.steps_per_epoch
+        done = self.plan.stream_rows_before(np.asarray([first_step]), self._streams)[0]
+        streams = self.plan.streams(epoch, self._streams)
+        windows = [stream.windows(int(row)) for stream, row in zip(streams, done, strict=True)]
+        # Streams advance in step with each other: a window is needed when its stream reaches its first row.
+        in_need = sorted((w for found in windows for w in found), key=lambda w: (max(w.first_row, done.min()), w.stream))
+
+        def load(window: Window, groups: SharedRowGroups) -> Columns:
+            return self._load(window, groups, epoch)
+
+        with WindowPrefetcher(
+            in_need,
+            self._pool,
+            SharedRowGroups(self._decode),
+            load,
+            lookahead=self._lookahead,
+            deadline_s=self._deadline_s,
+        ) as prefetcher:
+            prefetcher.queue(len(windows) + self._lookahead)
+            rows = [_StreamRows(found, int(row), prefetcher) for found, row in zip(windows, done, strict=True)]
+            for at in range(first_step, steps, _STEPS_AT_ONCE):
+                edges = np.arange(at, min(at + _STEPS_AT_ONCE, steps) + 1)
+                counts = np.diff(self.plan.stream_rows_before(edges, self._streams), axis=0)
+                for block in _equal_runs(counts.sum(axis=1)):
+                    yield _assemble(rows, counts[block])
+
+    def _decode(self, group: int) -> pa.Table:
+        table = self._decoder.decode(group)
+        expected = self.plan.group_rows[group]
+        if table.num_rows != expected:
+            raise TableError(
+                f"{self._name(group)} has {table.num_rows} rows; the pinned snapshot has {expected}. "
+                "The file was changed after the run began.",
+                fix="Start a new run, which pins the table as it is now.",
+            )
+        return table
+
+    def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> Columns:
+        pieces = [groups.table(s.group).slice(s.start, s.rows) for s in window.segments]
+        table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+        columns = self.preprocessor.apply(table, source=self._name(window.segments[0].group))
+        order = window.row_order(self.plan.seed, epoch)
+        return columns if order is None else {name: values.take(order, axis=0) for name, values in columns.items()}
+
+    def _name(self, group: int) -> str:
+        groups = self._snapshot.row_groups
+        path = self._snapshot.files[int(groups.file[group])].path or self._snapshot.uri
+        return f"{path}, row group {int(groups.index[group])}"
+
+
+class _StreamRows:
+    """The rows of one stream, in order: loads window after window."""
+
+    def __init__(self, windows: list[Window], row: int, prefetcher: WindowPrefetcher[Columns]) -> None:
+        self._windows, self._prefetcher = iter(windows), prefetcher
+        self._skip = row - windows[0].first_row if windows else 0
+        self._columns: Columns = {}
+        self._at = self._rows = 0
+
+    def take(self, count: int) -> list[Columns]:
+        """The next ``count`` rows, as views of one window or of several."""
+        pieces = []
+        while count:
+            if self._at == self._rows:
+                self._columns = {}  # free the used window before the wait for the next
+                window = next(self._windows)
+                self._columns = self._prefetcher.take(window)
+                self._at, self._rows, self._skip = self._skip, window.rows, 0
+            stop = min(self._at + count, self._rows)
+            pieces.append({name: values[self._at : stop] for name, values in self._columns.items()})
+            count -= stop - self._at
+            self._at = stop
+        return pieces
+
+
+def _equal_runs(rows: npt.NDArray[np.int64]) -> Iterator[slice]:
+    """Cut steps into runs of equally many rows, each of about ``_BLOCK_ROWS`` rows at most."""
+    edges = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
+    for first, last in zip(edges[:-1], edges[1:], strict=True):
+        longest = max(1, _BLOCK_ROWS // int(rows[first]))
+        for at in range(first, last, longest):
+            yield slice(at, min(at + longest, last))
+
+
+def _assemble(streams: Sequence[_StreamRows], counts: npt.NDArray[np.int64]) -> Columns:
+    """One block: for each step its rows of each stream, in stream order. ``counts``: (steps, streams)."""
+    steps, rows = len(counts), int(counts[0].sum())
+    parts = [stream.take(int(total)) for stream, total in zip(streams, counts.sum(axis=0), strict=True)]
+    if (counts == counts[0]).all():
+        return _interleave(parts, steps, rows, counts[0].tolist())
+    step_of_row = np.concatenate([np.repeat(np.arange(steps), column) for column in counts.T])
+    order = np.argsort(step_of_row, kind="stable")
+    names = parts[0][0]
+    return {
+        name: np.concatenate([piece[name] for part in parts for piece in part]).take(order, axis=0).reshape(
+            steps, rows, *names[name].shape[1:]
+        )
+        for name in names
+    }
+
+
+def _interleave(parts: list[list[Columns]], steps: int, rows: int, counts: list[int]) -> Columns:
+    """The usual case: each stream gives equally many rows to each step of the block."""
+    block = {}
+    for name, example in parts[0][0].items():
+        shape = example.shape[1:]
+        target = np.empty((steps, rows, *shape), example.dtype)
+        column = 0
+        for part, count in zip(parts, counts, strict=True):
+            values = part[0][name] if len(part) == 1 else np.concatenate([piece[name] for piece in part])
+            target[:, column : column + count] = values.reshape(steps, count, *shape)
+            column += count
+        block[name] = target
+    return block

@@ -1,0 +1,132 @@
+"""Arrow columns as NumPy arrays: without a copy where Arrow's layout allows it.
+
+| Arrow | NumPy |
+|---|---|
+| integers, floats, bool | the dtype asked for; narrowing an integer is checked |
+| date | int32, days since 1970-01-01 |
+| timestamp | int64, microseconds since 1970-01-01 UTC |
+| decimal | float64 |
+| string / binary | object array of `str` / `bytes` |
+| lists of one fixed shape | flat values, to be reshaped to (rows, \\*shape) |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dl_on_spark.errors import SchemaError
+
+Array = npt.NDArray[Any]
+
+
+def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column as one Arrow array with dictionaries decoded; no copy if it has one plain chunk."""
+    if isinstance(column, pa.ChunkedArray):
+        if column.num_chunks == 1:
+            column = column.chunk(0)
+        else:
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Whether values of this type are lists of any layout."""
+    return bool(
+        pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type)
+    )
+
+
+def flat_values(array: pa.Array, shape: tuple[int, ...], where: str) -> pa.Array:
+    """Values of a list column in row-major order: ``rows × prod(shape)`` of them.
+
+    A null list becomes a list of nulls, so one policy serves both kinds of null. Lists may be
+    nested as deep as ``shape`` or stored flat. Raises `SchemaError` for a list of another length.
+    """
+    depth = _list_depth(array.type)
+    sizes = shape if depth == len(shape) else (*(1,) * (depth - 1), math.prod(shape))
+    for size in sizes:
+        array = _flatten_once(array, size, where)
+    return array
+
+
+def to_numpy(array: pa.Array, dtype: str, where: str) -> Array:
+    """A flat Arrow array without nulls as NumPy array of ``dtype`` ("string" for text and bytes).
+
+    The result may be a read-only view of Arrow's memory. Raises `SchemaError` for a value that
+    does not fit ``dtype``: values are never wrapped or cut.
+    """
+    arrow_type = array.type
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return _text(array)
+    if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
+        return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
+    try:
+        return _numbers(array, dtype)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(
+            f"{where}: a value of type {arrow_type} does not fit {dtype} ({error}).",
+            fix="Give the field a wider `type` in the schema, or correct the table.",
+        ) from error
+
+
+def _numbers(array: pa.Array, dtype: str) -> Array:
+    arrow_type, wanted = array.type, np.dtype(dtype)
+    if pa.types.is_boolean(arrow_type):
+        return np.asarray(array.to_numpy(zero_copy_only=False)).astype(wanted, copy=False)
+    if pa.types.is_date(arrow_type):
+        array = array.cast(pa.date32()).view(pa.int32())
+    elif pa.types.is_timestamp(arrow_type):
+        # Nanoseconds lose their last three digits here; a second that does not fit raises.
+        micros = array.cast(pa.timestamp("us", arrow_type.tz), safe=arrow_type.unit != "ns")
+        array = micros.view(pa.int64())
+    elif pa.types.is_decimal(arrow_type):
+        array = array.cast(pa.float64())
+    elif pa.types.is_null(arrow_type):
+        array = array.cast(pa.from_numpy_dtype(wanted))
+    values: Array = array.to_numpy(zero_copy_only=False)
+    if values.dtype == wanted:
+        return values
+    if np.can_cast(values.dtype, wanted, "safe") or wanted.kind == "f":
+        return values.astype(wanted)
+    checked: Array = array.cast(pa.from_numpy_dtype(wanted)).to_numpy(zero_copy_only=False)
+    return checked
+
+
+def _text(array: pa.Array) -> Array:
+    # One Python string per distinct value, not per row: the rows share them.
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(object, copy=False)
+    return np.asarray(distinct.take(encoded.indices.to_numpy()), dtype=object)
+
+
+def _list_depth(arrow_type: pa.DataType) -> int:
+    depth = 0
+    while is_list(arrow_type):
+        arrow_type, depth = arrow_type.value_type, depth + 1
+    return depth
+
+
+def _flatten_once(array: pa.Array, size: int, where: str) -> pa.Array:
+    lengths = pc.list_value_length(array)
+    bounds = pc.min_max(lengths)
+    if bounds["min"].is_valid and (bounds["min"].as_py(), bounds["max"].as_py()) != (size, size):
+        wrong = bounds["max"].as_py() if bounds["min"].as_py() == size else bounds["min"].as_py()
+        raise SchemaError(
+            f"{where}: a list of {wrong} values where the schema's shape asks for {size}.",
+            fix="Pad or cut the lists in the ETL, or correct `shape` in the schema.",
+        )
+    values = array.flatten()
+    if array.null_count == 0:
+        return values
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    rows = np.cumsum(present) - 1
+    indices = (rows[:, None] * size + np.arange(size)[None, :]).reshape(-1)
+    return values.take(pa.array(indices, mask=np.repeat(~present, size)))

@@ -1,0 +1,86 @@
+"""The five jobs are spark-submit jobs: on a local master and on a real standalone cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import REPOSITORY, StandaloneCluster, spark_environment
+from tests.integration.conftest import DATE, FIRST_DAY, NEXT_DAY, PIPELINE, SMALL
+
+
+def submit(
+    master: list[str], py_files: Path, job: str, lake: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """`spark-submit` of one job as the README shows it; the checkout itself is not on the Python path."""
+    environment = spark_environment()
+    environment.pop("PYTHONPATH")
+    settings = [argument for override in (f"lake={lake}", *SMALL) for argument in ("--set", override)]
+    script = [f"jobs/{job}.py", "--config", str(PIPELINE), *arguments, *settings]
+    return subprocess.run(
+        [*master, "--py-files", str(py_files), *script],
+        env=environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(params=["local", "standalone"])
+def master(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "local":
+        spark_submit = str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit")
+        return [spark_submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    cluster: StandaloneCluster = request.getfixturevalue("standalone_cluster")
+    return cluster.submit_command("JOB", conf={"spark.driver.memory": "1g"})[:-1]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_the_five_jobs_run_one_after_the_other_and_score_the_next_day(
+    master: list[str], py_files: Path, raw_flights: Path, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    (lake / "raw").symlink_to(raw_flights)
+    day = ("--date", DATE.isoformat(), "--json")
+    etl = last_json(
+        submit(
+            master,
+            py_files,
+            "etl",
+            lake,
+            "--start-date",
+            FIRST_DAY.isoformat(),
+            "--date",
+            NEXT_DAY.isoformat(),
+            "--json",
+        )
+    )
+    assert etl["rows"] > 15_000
+    trained = last_json(submit(master, py_files, "train", lake, *day))
+    assert trained["epochs"] == 2
+    assert trained["restarts"] == 0
+    evaluated = last_json(submit(master, py_files, "evaluate", lake, *day))
+    assert evaluated["auc"] > 0.55
+    assert evaluated["log_loss"] > 0
+    published = last_json(submit(master, py_files, "publish", lake, *day, "--set", "gate.floor=0.5"))
+    assert published["version"] == 1
+    scored = last_json(submit(master, py_files, "score", lake, "--date", NEXT_DAY.isoformat(), "--json"))
+    assert scored["rows"] > 500
+
+    refused = submit(
+        master, py_files, "publish", lake, *day, "--set", "gate.floor=0.999", "--set", "name=other"
+    )
+    assert refused.returncode in {2, 3}, refused.stderr[-3000:]
+    assert "java" not in refused.stderr.split("exit code")[-1].lower()
