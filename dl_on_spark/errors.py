@@ -128,6 +128,11 @@ class WorkerFailed(DLOnSparkError):
         self.traceback = traceback
         self.retryable = retryable
 
+    def __str__(self) -> str:
+        """The worker's own traceback first: it is what the user looks for."""
+        said = super().__str__()
+        return f"{self.traceback.rstrip()}\n{said}" if self.traceback else said
+
 
 class Cancelled(DLOnSparkError):
     """The user or the scheduler stopped the run."""

@@ -102,7 +102,7 @@ class StandaloneCluster:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 cwd=self.folder,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one libc call, no locks
             )
         self._processes.append(process)
         return log
@@ -161,8 +161,7 @@ class StandaloneCluster:
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             env={**spark_environment(), **(environment or {})},
             cwd=REPOSITORY,

@@ -13,7 +13,7 @@ from tests.cluster import StandaloneCluster, spark_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One thread each: two workers and the test itself share the machine. Quiet TensorFlow.
+# TensorFlow's start-up lines hide what a failing test has to say.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -43,6 +43,9 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A master and two workers of one core and 2 GB each, for the whole test run."""
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    """A master and two workers of one core, 2 GB and one declared GPU each, for the whole test run.
+
+    No GPU need be there: Spark schedules the addresses, and only jobs that ask for one get it.
+    """
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), gpus=[["3"], ["GPU-7f"]]) as cluster:
         yield cluster

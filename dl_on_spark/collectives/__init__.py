@@ -1,0 +1,11 @@
+"""Workers exchange tensors: a communicator over authenticated connections, usable without Spark.
+
+Reading order: ``schedule`` and ``algorithms`` (pure), ``choice``, ``reduction``, ``wire``,
+``authentication``, ``rendezvous``, ``mesh``, ``tcp``, ``communicator``.
+"""
+
+from __future__ import annotations
+
+from dl_on_spark.collectives.communicator import Communicator
+
+__all__ = ["Communicator"]

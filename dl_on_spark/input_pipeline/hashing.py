@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dl_on_spark.input_pipeline.tensors import dictionary_encoded
+
 Hashes = npt.NDArray[np.uint64]
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
@@ -23,7 +25,7 @@ def stable_buckets(array: pa.Array, buckets: int) -> npt.NDArray[np.int32]:
     if len(array) == 0:
         return np.zeros(0, np.int32)
     # Distinct values only: categories repeat, and the text hash costs one pass a character.
-    encoded = array.dictionary_encode()
+    encoded = dictionary_encoded(array)
     hashes = _spread(_raw_hashes(encoded.dictionary)) % np.uint64(buckets)
     return hashes.astype(np.int32).take(encoded.indices.to_numpy())
 

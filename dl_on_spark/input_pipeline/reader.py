@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,12 @@ import pyarrow as pa
 from dl_on_spark.errors import TableError
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.prefetch import DecodePool, SharedRowGroups, WindowPrefetcher
-from dl_on_spark.input_pipeline.preprocess import Preprocessor
+from dl_on_spark.input_pipeline.preprocess import Batch, Columns, Preprocessor
 from dl_on_spark.input_pipeline.windows import Window
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.snapshot import Snapshot
 from dl_on_spark.lake.statistics import Statistics
-
-Columns = dict[str, npt.NDArray[Any]]
-Batch = tuple[Columns, Any, npt.NDArray[Any] | None]
 
 _BLOCK_ROWS = 16_384
 _STEPS_AT_ONCE = 4_096
@@ -68,7 +64,7 @@ class RankReader:
         self._lookahead = max(2, len(self._streams) // 2) if lookahead is None else lookahead
         self._deadline_s = deadline_s
         threads = threads or min(4, len(os.sched_getaffinity(0)))
-        self._decoder = RowGroupDecoder(snapshot, columns, use_threads=threads > 1)
+        self._decoder = RowGroupDecoder(snapshot, columns, use_threads=threads > 1, dictionary_text=True)
         self._pool = DecodePool(threads)
 
     def __enter__(self) -> RankReader:
@@ -94,7 +90,7 @@ class RankReader:
         """
         for block in self.blocks(epoch, first_step):
             for index in range(len(next(iter(block.values())))):
-                yield self.split({name: values[index] for name, values in block.items()})
+                yield self.preprocessor.split({name: values[index] for name, values in block.items()})
 
     def columns(self, epoch: int, first_step: int = 0) -> Iterator[Columns]:
         """As `batches`, but each batch is one dict of all columns by field name."""
@@ -108,20 +104,13 @@ class RankReader:
         A block holds consecutive steps in which this rank has equally many rows, so a step of
         another size is a block of its own.
         """
+        self.plan.rows_before(first_step)
         try:
             yield from self._blocks(epoch, first_step)
         except Exception as error:
             # Kept because TensorFlow turns an exception inside a dataset into text.
             self.failure = error
             raise
-
-    def split(self, columns: Columns) -> Batch:
-        """Columns by name as ``(features, labels, weights)`` of the schema."""
-        labels = {field.name: columns[field.name] for field in self.schema.labels}
-        weight = self.schema.weight
-        features = {name: columns[name] for name in self.preprocessor.feature_names}
-        target = next(iter(labels.values()), None) if len(labels) < 2 else labels
-        return features, target, None if weight is None else columns[weight.name]
 
     def _blocks(self, epoch: int, first_step: int) -> Iterator[Columns]:
         steps = self.plan.steps_per_epoch
@@ -164,9 +153,8 @@ class RankReader:
     def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> Columns:
         pieces = [groups.table(s.group).slice(s.start, s.rows) for s in window.segments]
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-        columns = self.preprocessor.apply(table, source=self._name(window.segments[0].group))
         order = window.row_order(self.plan.seed, epoch)
-        return columns if order is None else {name: values.take(order, axis=0) for name, values in columns.items()}
+        return self.preprocessor.apply(table, source=self._name(window.segments[0].group), order=order)
 
     def _name(self, group: int) -> str:
         groups = self._snapshot.row_groups
@@ -197,6 +185,16 @@ class _StreamRows:
             count -= stop - self._at
             self._at = stop
         return pieces
+
+
+def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:
+    if not np.array_equal(np.asarray(plan.group_rows, dtype=np.int64), snapshot.row_groups.rows):
+        raise TableError(
+            f"The sample plan was made for another snapshot than this one of {snapshot.uri}: "
+            f"{plan.rows} rows in {len(plan.group_rows)} row groups against {int(snapshot.row_groups.rows.sum())} "
+            f"in {len(snapshot.row_groups.rows)}.",
+            fix="Load the snapshot that was stored with the plan, or plan anew.",
+        )
 
 
 def _equal_runs(rows: npt.NDArray[np.int64]) -> Iterator[slice]:

@@ -23,16 +23,20 @@ import pyarrow.compute as pc
 from dl_on_spark.errors import SchemaError
 
 Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column as one Arrow array with dictionaries decoded; no copy if it has one plain chunk."""
+    """The column as one Arrow array, without a copy if it has one chunk.
+
+    Text may stay dictionary-encoded; a dictionary of anything else, or with nulls, is decoded.
+    """
     if isinstance(column, pa.ChunkedArray):
         if column.num_chunks == 1:
             column = column.chunk(0)
         else:
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(column.type):
+    if pa.types.is_dictionary(column.type) and (column.null_count or not is_text(column.type)):
         column = column.dictionary_decode()
     return column
 
@@ -57,6 +61,30 @@ def flat_values(array: pa.Array, shape: tuple[int, ...], where: str) -> pa.Array
     return array
 
 
+def text_to_numpy(array: pa.Array, order: Rows | None) -> Array:
+    """Text as an object array of `str`, its rows in ``order`` (None: as they are).
+
+    One Python string per distinct value, not per row: the rows share them. The shuffle moves the
+    codes, which is much cheaper than moving counted references.
+    """
+    encoded = dictionary_encoded(array)
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(object, copy=False)
+    codes = encoded.indices.to_numpy()
+    return np.asarray(distinct.take(codes if order is None else codes.take(order)), dtype=object)
+
+
+def dictionary_encoded(array: pa.Array) -> pa.DictionaryArray:
+    """The array as codes and distinct values."""
+    return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether values are text, plain or dictionary-encoded."""
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
 def to_numpy(array: pa.Array, dtype: str, where: str) -> Array:
     """A flat Arrow array without nulls as NumPy array of ``dtype`` ("string" for text and bytes).
 
@@ -64,8 +92,8 @@ def to_numpy(array: pa.Array, dtype: str, where: str) -> Array:
     does not fit ``dtype``: values are never wrapped or cut.
     """
     arrow_type = array.type
-    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-        return _text(array)
+    if is_text(arrow_type):
+        return text_to_numpy(array, None)
     if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
         return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
     try:
@@ -98,13 +126,6 @@ def _numbers(array: pa.Array, dtype: str) -> Array:
         return values.astype(wanted)
     checked: Array = array.cast(pa.from_numpy_dtype(wanted)).to_numpy(zero_copy_only=False)
     return checked
-
-
-def _text(array: pa.Array) -> Array:
-    # One Python string per distinct value, not per row: the rows share them.
-    encoded = array.dictionary_encode()
-    distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(object, copy=False)
-    return np.asarray(distinct.take(encoded.indices.to_numpy()), dtype=object)
 
 
 def _list_depth(arrow_type: pa.DataType) -> int:

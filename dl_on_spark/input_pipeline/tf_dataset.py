@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.input_pipeline.plan import Cursor
-from dl_on_spark.input_pipeline.preprocess import Preprocessor
-from dl_on_spark.input_pipeline.reader import Columns, RankReader, split_columns
+from dl_on_spark.input_pipeline.preprocess import Columns, Preprocessor
+from dl_on_spark.input_pipeline.reader import RankReader
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -59,7 +59,7 @@ def dataset_of_blocks(blocks: Callable[[], Iterator[Columns]], preprocessor: Pre
 
 
 def _element(columns: dict[str, Any], preprocessor: Preprocessor) -> Any:
-    features, labels, weights = split_columns(columns, preprocessor)
+    features, labels, weights = preprocessor.split(columns)
     if labels is None:
         return features
     return (features, labels) if weights is None else (features, labels, weights)

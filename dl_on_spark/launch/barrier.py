@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCHEMA = "rank int, outcome string"
+_AFTER_TRACEBACK = re.compile(r"\s*(at \S+\(|SQLSTATE:|Driver stacktrace|$)")
+_OF_JAVA = re.compile(
+    r"\s*(at \S+\(|Caused by:|\.\.\. \d+ more|Driver stacktrace|An error occurred while calling)"
+)
+_JAVA_CLASS = re.compile(r"^:?\s*([\w$]+\.)+[\w$]*(Exception|Error): ")
 
 
 class BarrierJob:
@@ -89,8 +94,11 @@ class BarrierJob:
 
         # Takes the caller's scheduler pool and the like along.
         if "session" in inspect.signature(InheritableThread.__init__).parameters:
-            return InheritableThread(self._run, session=self._spark, name="barrier-job", daemon=True)
-        return InheritableThread(self._run, name="barrier-job", daemon=True)
+            options: dict[str, Any] = {"session": self._spark}
+        else:
+            options = {}
+        thread: threading.Thread = InheritableThread(self._run, name="barrier-job", daemon=True, **options)
+        return thread
 
     def _run(self) -> None:
         try:
@@ -183,13 +191,10 @@ def plain_cause(error: BaseException) -> tuple[str, str | None]:
     start = text.find("Traceback (most recent call last):")
     if start >= 0:
         lines = text[start:].splitlines()
-        end = next(
-            (i for i, line in enumerate(lines) if line.lstrip().startswith("at ") or not line), len(lines)
-        )
-        traceback = "\n".join(lines[:end]).strip()
-        return traceback.splitlines()[-1], traceback
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    kept = [
-        line for line in lines if not re.match(r"(at |Caused by|\.\.\. \d+ more|Driver stacktrace)", line)
-    ]
-    return (kept[0] if kept else type(error).__name__), None
+        ends = (i for i, line in enumerate(lines) if _AFTER_TRACEBACK.match(line))
+        lines = lines[: next(ends, len(lines))]
+        return lines[-1].strip(), "\n".join(lines)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _OF_JAVA.match(line)]
+    # Of a failed stage Spark says first that it failed, and on the next line why.
+    reasons = [line for line in lines if "Job aborted" not in line] or lines or [type(error).__name__]
+    return _JAVA_CLASS.sub("", reasons[0]), None

@@ -14,6 +14,7 @@ import faulthandler
 import importlib
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -41,6 +42,7 @@ def main(report: int) -> int:
     job = read_frame(read_pipe(orders), 1 << 30)
     if job is None:
         return EXIT_ORPHANED
+    _start_group_watch(orders, report)
     _die_with_parent(int(job["parent_pid"]))
     faulthandler.enable()
     os.set_inheritable(report, False)
@@ -108,6 +110,25 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(EXIT_ORPHANED)
+
+
+def _start_group_watch(orders: int, report: int) -> None:
+    """Leave a small process behind that kills the whole group when the task is gone.
+
+    The kernel's signal to us comes too fast for us to end what the user's code started. Forked
+    while we have one thread and no TensorFlow; the task kills it with the group at a normal end.
+    """
+    if os.fork():
+        return
+    os.close(report)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    hang_up = select.poll()
+    hang_up.register(orders, 0)  # no reading: what the pipe carries is the trainer's
+    hang_up.poll()
+    os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_ORPHANED)
 
 
 def _watch_parent(orders: int, peers: queue.Queue[list[str]]) -> None:

@@ -63,15 +63,14 @@ def of_exception(error: BaseException, *, rank: int, host: str, step: int | None
         cause = Cause.EXCHANGE
     else:
         cause = Cause.EXCEPTION
-    known = isinstance(error, DLOnSparkError)
     return Failure(
         rank=rank,
         host=host,
         cause=cause,
-        message=error.message if known else f"{type(error).__name__}: {error}",
+        message=error.message if isinstance(error, DLOnSparkError) else f"{type(error).__name__}: {error}",
         step=step,
         error_type=ours or type(error).__name__,
-        fix=error.fix if known else None,
+        fix=error.fix if isinstance(error, DLOnSparkError) else None,
         traceback="".join(traceback_module.format_exception(error)),
         retryable=cause is Cause.EXCHANGE or isinstance(error, OSError | MemoryError | CheckpointError),
     )

@@ -27,7 +27,10 @@ class FrameError(Exception):
 
 def encode(message: dict[str, Any], limit: int = MAX_FRAME) -> bytes:
     """The frame of `message`; NumPy scalars and arrays become numbers and lists."""
-    body = json.dumps(message, default=_plain).encode()
+    try:
+        body = json.dumps(message, default=_plain).encode()
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"a message is not JSON: {error}") from error
     if len(body) > limit:
         raise FrameError(f"a message of {len(body)} bytes is over the limit of {limit}")
     return _LENGTH.pack(len(body)) + body
@@ -42,7 +45,7 @@ def read_frame(read: Callable[[int], bytes], limit: int = MAX_FRAME) -> dict[str
     if length > limit:
         raise FrameError(f"a frame of {length} bytes is over the limit of {limit}")
     try:
-        message = json.loads(_read_exactly(read, length))
+        message = json.loads(_read_exactly(read, length, begun=True))
     except ValueError as error:
         raise FrameError(f"a frame is not JSON: {error}") from error
     if not isinstance(message, dict):
@@ -104,13 +107,13 @@ def _check(
         raise FrameError(f"the {side} does not know the secret of this run")
 
 
-def _read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
-    """`size` bytes, or b"" when the other end closed before the first of them."""
+def _read_exactly(read: Callable[[int], bytes], size: int, *, begun: bool = False) -> bytes:
+    """`size` bytes, or b"" when the other end closed before the first of them (not once `begun`)."""
     parts = bytearray()
     while len(parts) < size:
         part = read(size - len(parts))
         if not part:
-            if not parts:
+            if not parts and not begun:
                 return b""
             raise FrameError(f"the connection ended after {len(parts)} of {size} bytes")
         parts += part

@@ -42,7 +42,7 @@ _ECHO_GRACE_S = 5.0
 # A closed connection comes back within seconds unless the worker is dead, and then its task says so.
 _RECONNECT_GRACE_S = 10.0
 _STACK_WAIT_S = 2.0
-_STOP_S = 5.0
+_STOP_S = 3.0
 _CANCEL_S = 10.0
 _DRAIN_S = 2.0
 
@@ -325,19 +325,20 @@ class _Run:
 
 
 def _end(request: LaunchRequest, server: ChannelServer, job: BarrierJob) -> None:
-    """Leave nothing behind: ask the workers to stop, then Spark, and wait for both."""
-    if job.join(0):
-        return
+    """Leave nothing behind: ask the workers to stop, then Spark, and wait for both.
+
+    A job that ended may have left workers: when one executor is lost, Spark kills the other tasks of
+    the stage in its own time.
+    """
     for rank in range(request.num_workers):
         server.send(rank, "stop")
-    if job.join(_STOP_S if server.connected else 0.0):
-        return
-    job.cancel()
-    if not job.join(_CANCEL_S):
-        logger.warning("Spark has not ended the workers' job %s in %g s.", job.tag, _CANCEL_S)
+    if not job.join(_STOP_S if server.connected else 0.0):
+        job.cancel()
+        if not job.join(_CANCEL_S):
+            logger.warning("Spark has not ended the workers' job %s in %g s.", job.tag, _CANCEL_S)
     until = time.monotonic() + _CANCEL_S
     while server.connected and time.monotonic() < until:
-        time.sleep(0.05)  # the kernel ends each worker with its task; its connection closes then
+        time.sleep(0.02)  # a worker's connection closes when its process ends
 
 
 @contextlib.contextmanager

@@ -106,15 +106,15 @@ def check_settings(setting_of: Callable[[str, str], str], num_workers: int) -> l
 def compare_versions(driver: dict[str, str | None], reports: Sequence[dict[str, Any]]) -> list[Finding]:
     """Versions on the executors against the driver's (the first executor's where the driver has none)."""
     findings = []
-    for name in driver:
-        expected, whose = driver[name], "the driver"
+    for name, own in driver.items():
+        expected, whose = own, "the driver"
         if expected is None:
             expected, whose = reports[0]["versions"].get(name), str(reports[0]["host"])
         for report in reports:
             have = report["versions"].get(name)
             where = f"{report['host']}, {report['interpreter']}"
             if have is None:
-                fix = "Install it there, or point PYSPARK_PYTHON (spark.pyspark.python) at an environment that has it."
+                fix = "Install it there, or set PYSPARK_PYTHON (spark.pyspark.python) to one with it."
                 if name == "dl_on_spark":
                     fix = "Ship it: dl-on-spark package, then spark-submit --py-files dist/dl_on_spark.zip."
                 findings.append(Finding("error", f"{name} is missing on an executor.", where, fix))
@@ -213,7 +213,7 @@ def _check_executors(
                     "error",
                     f"{num_workers} tasks did not start together and end within {wait_s:.0f} s.",
                     "the cluster",
-                    "Other jobs may hold the slots, or the cluster has fewer: end them or ask for fewer workers.",
+                    "Other jobs may hold the slots: end them, or ask for fewer workers.",
                 )
             ]
     if job.outcomes is None:
@@ -267,13 +267,13 @@ def _tokens(writable: Sequence[str], token: str) -> Iterator[tuple[dict[str, str
 
     A local folder that does not exist yet is tried at its nearest ancestor, so nothing is created.
     """
-    from dl_on_spark.lake import storage
-
     folders: dict[str, str] = {}
     refused: list[Finding] = []
     written: list[str] = []
     try:
         for uri in writable:
+            from dl_on_spark.lake import storage
+
             local = storage.local_path(uri)
             folder = uri if local is None else str(_nearest_folder(local))
             try:

@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_S = 10.0
 _RETRY_S = 2.0
 _QUEUE_LIMIT = 10_000
-_END: dict[str, Any] = {"kind": "bye"}
+_END = encode({"kind": "bye"})
 
 
 class WorkerChannel:
@@ -53,12 +53,13 @@ class WorkerChannel:
         self._deadline_s = deadline_s
         self._on_stop = on_stop
         self._on_hang = on_hang
-        self._queue: queue.Queue[dict[str, Any]] = queue.Queue(_QUEUE_LIMIT)
+        self._queue: queue.Queue[bytes] = queue.Queue(_QUEUE_LIMIT)
         self._link: socket.socket | None = None
         self._unsent: bytes | None = None
         self._next_attempt = 0.0
         self._warned = False
         self._sequence = 0
+        self._order = threading.Lock()
         self._step: int | None = None
         self._ticks = 0
         self._dropped = 0
@@ -72,15 +73,23 @@ class WorkerChannel:
         """The last step said by :meth:`progress` or a message with a ``step``."""
         return self._step
 
-    def send(self, kind: str, **fields: Any) -> None:
-        """Queue a message; dropped (and counted) when the queue is full. Counts as progress."""
-        if "step" in fields:
-            self._step = int(fields["step"])
+    def send(self, kind: str, /, **fields: Any) -> None:
+        """Queue a message; dropped (and counted) when the queue is full. Counts as progress.
+
+        The fields are read before this returns: the caller may change them at once.
+        """
+        if isinstance(fields.get("step"), int):
+            self._step = fields["step"]
         self._ticks += 1
-        try:
-            self._queue.put_nowait({"kind": kind, **fields})
-        except queue.Full:
-            self._dropped += 1
+        with self._order:  # the queue's order is that of the numbers
+            self._sequence += 1
+            try:
+                self._queue.put_nowait(encode({**fields, "kind": kind, "sequence": self._sequence}))
+            except queue.Full:
+                self._dropped += 1
+            except FrameError as error:
+                self._dropped += 1
+                self._say(f"dropped a message of kind {kind!r}: {error}")
 
     def progress(self, step: int | None = None) -> None:
         """Say that this worker is alive and at `step`: no message, the next heartbeat carries it."""
@@ -113,16 +122,15 @@ class WorkerChannel:
                 self._closing.wait(0.2)
                 continue
             if now >= next_heartbeat:
-                self._transmit(
-                    {"kind": "heartbeat", "step": self._step, "ticks": self._ticks, "dropped": self._dropped}
-                )
+                state = {"step": self._step, "ticks": self._ticks, "dropped": self._dropped}
+                self._write(encode({"kind": "heartbeat", **state}))
                 next_heartbeat = now + _HEARTBEAT_S
             try:
-                message = self._queue.get(timeout=max(0.0, next_heartbeat - time.monotonic()))
+                frame = self._queue.get(timeout=max(0.0, next_heartbeat - time.monotonic()))
             except queue.Empty:
                 continue
-            self._transmit(message)
-            if message is _END:
+            self._write(frame)
+            if frame is _END:
                 return
 
     def _connect(self) -> None:
@@ -160,18 +168,9 @@ class WorkerChannel:
                     self._on_stop()
                 elif order.get("kind") == "where":
                     with contextlib.suppress(queue.Full):
-                        self._queue.put_nowait({"kind": "stack", "stack": self._main_stack()})
+                        self._queue.put_nowait(encode({"kind": "stack", "stack": self._main_stack()}))
         except (OSError, FrameError):
             pass  # the sender notices too and connects again
-
-    def _transmit(self, message: dict[str, Any]) -> None:
-        self._sequence += 1
-        try:
-            frame = encode({**message, "sequence": self._sequence})
-        except FrameError as error:
-            self._say(f"dropped a message of kind {message['kind']!r}: {error}")
-            return
-        self._write(frame)
 
     def _write(self, frame: bytes) -> None:
         link = self._link
@@ -206,7 +205,7 @@ def report_once(address: str, secret: bytes, rank: int, message: dict[str, Any])
     try:
         with socket.create_connection((driver, int(port)), timeout=_CONNECT_TIMEOUT_S) as link:
             greet_driver(link, secret, {"role": "task", "rank": rank})
-            link.sendall(encode(message) + encode(_END))
+            link.sendall(encode(message) + _END)
     except (OSError, FrameError):
         return False
     return True

@@ -1,0 +1,15 @@
+"""Table formats: each turns an address into the same list of Parquet files and row groups.
+
+A new format is one module with `recognizes(place) -> bool` and `resolve(place, version) -> Content`,
+and one line here. The first format that recognizes an address reads it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dl_on_spark.lake.formats import parquet
+
+FORMATS: dict[str, ModuleType] = {
+    "parquet": parquet,
+}

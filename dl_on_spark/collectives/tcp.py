@@ -1,0 +1,268 @@
+"""The TCP backend: carries out one step of a schedule over non-blocking sockets.
+
+Sending and receiving interleave on one thread, so two ranks that send each other more than the
+socket buffers hold do not deadlock. A wait spins for a short time (a small allreduce costs less
+than waking a sleeping thread), giving the core away at each turn, and then blocks in ``poll`` on
+the data and on all control lanes until the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from typing import NoReturn, Protocol
+
+from dl_on_spark.collectives.authentication import Lane
+from dl_on_spark.collectives.control import ControlLanes
+from dl_on_spark.collectives.sink import Sink
+from dl_on_spark.collectives.wire import HEADER_BYTES, Call, Notice, NoticeKind, describe_header
+from dl_on_spark.errors import CollectiveError, DeadlineExceeded
+
+_SPIN_MIN_S, _SPIN_MAX_S = 50e-6, 2e-3
+_GRACE_S = 1.0  # for the other ranks' last words, so that all name the same culprit
+
+
+class Backend(Protocol):
+    """What carries out steps; another backend is another class with these members."""
+
+    bytes_sent: int
+    bytes_received: int
+    header_bytes_sent: int
+    header_bytes_received: int
+    seconds_waiting: float
+    error: CollectiveError | None
+
+    def exchange(
+        self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None
+    ) -> None:
+        """Send to one peer and receive from one, at the same time."""
+        ...
+
+    def close(self, reason: str | None) -> None:
+        """Tell the peers and wake whoever waits here."""
+        ...
+
+    def release(self) -> None:
+        """Give everything back; nobody is in ``exchange``."""
+        ...
+
+
+class TcpBackend:
+    """Exchanges over the mesh's data lanes; failures are heard and told on its control lanes."""
+
+    def __init__(
+        self, rank: int, world_size: int, lanes: dict[tuple[int, Lane], socket.socket], deadline_s: float
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._deadline_s = deadline_s
+        self._data = {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.DATA}
+        self._control = ControlLanes(
+            {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.CONTROL}
+        )
+        self._header = bytearray(HEADER_BYTES)
+        self._header_view = memoryview(self._header)
+        self._spin_s = _SPIN_MAX_S
+        self._closing = False
+        self.bytes_sent = self.bytes_received = 0
+        self.header_bytes_sent = self.header_bytes_received = 0
+        self.seconds_waiting = 0.0
+        self.error: CollectiveError | None = None
+
+    def exchange(
+        self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None
+    ) -> None:
+        """One step; DeadlineExceeded when nothing moves for the deadline, CollectiveError otherwise."""
+        sending, receiving = send is not None, receive is not None
+        sent = got = to_send = to_get = 0
+        head_out = head_in = b""
+        if send is not None:
+            target, payload = send
+            out = self._data[target]
+            head_out = call.header(len(payload))
+            to_send = HEADER_BYTES + len(payload)
+        if receive is not None:
+            source, sink = receive
+            into = self._data[source]
+            head_in = call.header(sink.nbytes)
+            to_get = HEADER_BYTES + sink.nbytes
+        idle_since = 0.0
+        while sending or receiving:
+            moved = 0
+            if sending:
+                try:
+                    if sent < HEADER_BYTES:
+                        moved = out.sendmsg((head_out[sent:], payload))
+                    else:
+                        moved = out.send(payload[sent - HEADER_BYTES :])
+                except (BlockingIOError, InterruptedError):
+                    pass
+                except OSError as error:
+                    self._lost(call, target, error)
+                sent += moved
+                sending = sent < to_send
+            if receiving:
+                try:
+                    count = self._pull(into, sink, got)
+                except (BlockingIOError, InterruptedError):
+                    pass
+                except OSError as error:
+                    self._lost(call, source, error)
+                else:
+                    if count == 0:
+                        self._lost(call, source, None)
+                    if got < HEADER_BYTES <= got + count and self._header != head_in:
+                        self._mismatch(call, source)
+                    body = got + count - max(got, HEADER_BYTES)
+                    if body > 0:
+                        sink.advance(body)
+                    got += count
+                    moved += count
+                    receiving = got < to_get
+            if moved:
+                if idle_since:
+                    self.seconds_waiting += time.monotonic() - idle_since
+                    idle_since = 0.0
+                continue
+            now = time.monotonic()
+            idle_since = idle_since or now
+            if now - idle_since < self._spin_s:
+                os.sched_yield()
+                continue
+            # A spin in vain makes the next one shorter: this wait is for a peer's long computation.
+            self._spin_s = max(_SPIN_MIN_S, self._spin_s / 2)
+            waits: dict[int, int] = {}
+            if sending:
+                waits[out.fileno()] = select.POLLOUT
+            if receiving:
+                waits[into.fileno()] = waits.get(into.fileno(), 0) | select.POLLIN
+            self._block(call, waits, source if receiving else target, idle_since)
+        if idle_since == 0.0 and self._spin_s < _SPIN_MAX_S:
+            self._spin_s = min(_SPIN_MAX_S, self._spin_s * 1.1)
+        if receive is not None:
+            sink.finish()
+            self.bytes_received += sink.nbytes
+            self.header_bytes_received += HEADER_BYTES
+        if send is not None:
+            self.bytes_sent += len(payload)
+            self.header_bytes_sent += HEADER_BYTES
+
+    def close(self, reason: str | None) -> None:
+        """Tell the peers that this rank leaves (or fails with ``reason``) and wake a waiting thread."""
+        if not self._closing:
+            self._closing = True
+            if self.error is None:
+                failed = Notice(NoticeKind.FAILED, self._rank, f"rank {self._rank} failed: {reason}")
+                self._control.tell(Notice(NoticeKind.LEFT, self._rank) if reason is None else failed)
+            self._shut_data_lanes()
+
+    def release(self) -> None:
+        """Close the sockets; nobody may be in ``exchange``."""
+        self._control.close()
+        for sock in self._data.values():
+            sock.close()
+
+    def _pull(self, sock: socket.socket, sink: Sink, got: int) -> int:
+        """Read the rest of the header and what follows in one call; never more than is expected."""
+        window = sink.window()
+        if got >= HEADER_BYTES:
+            return sock.recv_into(window)
+        return sock.recvmsg_into([self._header_view[got:], window])[0]
+
+    def _block(self, call: Call, waits: dict[int, int], peer: int, idle_since: float) -> None:
+        """Sleep until something can move, a peer says its last word, or the deadline passes."""
+        grace = min(_GRACE_S, self._deadline_s / 10)
+        left = idle_since + self._deadline_s - grace - time.monotonic()
+        if left > 0:
+            _, news = self._control.wait(waits, left)
+        else:
+            news = []
+            self._stalled(call, peer, grace)
+        for other in news:
+            notice = self._control.notices[other]
+            if notice.kind is NoticeKind.STALLED:
+                self._stalled(call, peer, grace)
+            if notice.kind is NoticeKind.FAILED:
+                self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=other)
+            # A rank that left in good order may have sent its last bytes before: reading on tells.
+
+    def _lost(self, call: Call, peer: int, error: OSError | None) -> NoReturn:
+        """The data lane to ``peer`` broke: its control lane says why."""
+        if self._closing:
+            self._fail(call, NoticeKind.FAILED, self._rank, f"rank {self._rank} closed its communicator")
+        notice = self._control.last_word(peer, _GRACE_S)
+        if notice is None:
+            reason = f"rank {peer} was lost ({error or 'its data connection closed'})"
+            self._fail(call, NoticeKind.FAILED, peer, reason)
+        if notice.kind is NoticeKind.LEFT:
+            self._fail(call, NoticeKind.FAILED, peer, f"rank {peer} closed its communicator")
+        if notice.kind is NoticeKind.STALLED:
+            self._stalled(call, peer, min(_GRACE_S, self._deadline_s / 10))
+        self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=peer)
+
+    def _mismatch(self, call: Call, peer: int) -> NoReturn:
+        theirs = describe_header(bytes(self._header))
+        self._fail(
+            call,
+            NoticeKind.FAILED,
+            peer,
+            f"rank {self._rank} is in {call} but rank {peer} sent {theirs}",
+            fix="All ranks must call the same collectives in the same order with the same sizes and types.",
+        )
+
+    def _stalled(self, call: Call, peer: int, grace: float) -> NoReturn:
+        """Nothing moved in time. Each rank tells whom it waits for; the silent end of the chain is it."""
+        notices = self._control.notices
+        text = f"rank {peer} did not answer within {self._deadline_s:g} s in {call}"
+        self._control.tell(Notice(NoticeKind.STALLED, peer, text))
+        self._shut_data_lanes()
+        others = set(self._data) - {peer}
+        self._control.listen(others, grace)
+        culprit, seen = peer, {self._rank}
+        while culprit not in seen and (notice := notices.get(culprit)) is not None:
+            if notice.kind is NoticeKind.FAILED:
+                self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=culprit, told=True)
+            if notice.kind is NoticeKind.LEFT:
+                break
+            seen.add(culprit)
+            culprit = notice.culprit
+        if culprit == self._rank and len(seen) == 1:
+            text = f"the other ranks gave up waiting for rank {culprit}"
+        elif culprit in seen:
+            text = (
+                f"the ranks wait for each other for {self._deadline_s:g} s; they called different collectives"
+            )
+        else:
+            text = f"rank {culprit} did not answer within {self._deadline_s:g} s"
+        self._fail(call, NoticeKind.STALLED, culprit, text, told=True)
+
+    def _fail(
+        self,
+        call: Call,
+        kind: NoticeKind,
+        culprit: int,
+        text: str,
+        *,
+        reported_by: int | None = None,
+        told: bool = False,
+        fix: str | None = None,
+    ) -> NoReturn:
+        """Break the communicator: remember the first error, tell every peer, raise."""
+        if not told:
+            self._control.tell(Notice(kind, culprit, text))
+            self._shut_data_lanes()
+        source = "" if reported_by in {None, culprit} else f" (reported by rank {reported_by})"
+        error_type = DeadlineExceeded if kind is NoticeKind.STALLED else CollectiveError
+        self.error = error_type(
+            f"rank {self._rank} of {self._world_size}, {call}: {text}{source}.",
+            fix=fix or f"See rank {culprit}'s own log; the run can go on from its last checkpoint.",
+        )
+        raise self.error
+
+    def _shut_data_lanes(self) -> None:
+        for sock in self._data.values():
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,9 @@
+"""A table on the lake: opened, pinned, described by a schema, checked and written."""
+
+from __future__ import annotations
+
+from dl_on_spark.lake.row_groups import RowGroupDecoder
+from dl_on_spark.lake.snapshot import DataFile, RowGroups, Snapshot
+from dl_on_spark.lake.table import Table, open_table
+
+__all__ = ["DataFile", "RowGroupDecoder", "RowGroups", "Snapshot", "Table", "open_table"]

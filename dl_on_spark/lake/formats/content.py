@@ -1,0 +1,22 @@
+"""What a format says of a table: its files with their footers, and one schema for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dl_on_spark.lake.snapshot import DataFile
+
+
+@dataclass(frozen=True)
+class Content:
+    """Files and footers in the same order; ``schema`` has the data's columns and then the partition's."""
+
+    files: tuple[DataFile, ...]
+    footers: tuple[Any, ...]  # pyarrow.parquet.FileMetaData
+    footer_digests: tuple[str, ...]
+    schema: pa.Schema
+    partition_names: tuple[str, ...]
+    version: str | None = None

@@ -1,0 +1,155 @@
+"""Row groups of a pinned snapshot become Arrow tables: filtered, with partition columns, in one schema."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs as pafs
+
+from dl_on_spark.errors import TableError
+from dl_on_spark.lake import where
+from dl_on_spark.lake.snapshot import Snapshot
+from dl_on_spark.lake.storage import locate
+
+_OPEN_FILES = 64
+
+
+class RowGroupDecoder:
+    """Decodes row groups of `snapshot`; safe to call from several threads.
+
+    ``columns``: which of the snapshot's columns (default: all). ``use_threads``: decode columns of a
+    row group side by side. ``dictionary_text``: text columns come dictionary-encoded, as Parquet mostly
+    stores them, instead of as one string per row. Open files are kept, at most 64 of them.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str] | None = None,
+        use_threads: bool = True,
+        *,
+        dictionary_text: bool = False,
+    ) -> None:
+        self._snapshot = snapshot
+        names = list(snapshot.schema.names if columns is None else columns)
+        missing = [name for name in names if name not in snapshot.schema.names]
+        if missing:
+            raise TableError(
+                f"{snapshot.uri} has no column {missing[0]!r} (columns: {', '.join(snapshot.schema.names)}).",
+                fix="Mend the selection or the schema file.",
+            )
+        self._schema = pa.schema([snapshot.schema.field(name) for name in names])
+        self._use_threads = use_threads
+        self._place = locate(snapshot.uri)
+        self._local = isinstance(self._place.filesystem, pafs.LocalFileSystem)
+        self._partition_names = set(snapshot.files[0].partition) if snapshot.files else set()
+        self._filter: Any = None
+        self._filter_columns: set[str] = set()
+        if snapshot.where is not None:
+            node = where.parse(snapshot.where, snapshot.table_schema, snapshot.uri)
+            self._filter, self._filter_columns = node.expression(), node.columns()
+        self._dictionaries = [
+            field.name
+            for field in self._schema
+            if dictionary_text
+            and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
+            and field.name not in self._filter_columns
+        ]
+        self._files: OrderedDict[tuple[int, int], pq.ParquetFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> RowGroupDecoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()
+
+    def decode(self, i: int) -> pa.Table:
+        """Rows of row group `i` that pass the filter, in file order; columns as selected.
+
+        Raises `TableError` naming the file when it vanished or changed since it was pinned.
+        """
+        groups = self._snapshot.row_groups
+        filtered = self._filter is not None and int(groups.rows[i]) != int(groups.stored_rows[i])
+        table = self._read(i, self._schema, self._filter_columns if filtered else set())
+        if filtered:
+            table = table.filter(self._filter).select(self._schema.names)
+        return table
+
+    def count(self, i: int) -> int:
+        """How many rows of row group `i` pass the filter; reads the filter's columns alone."""
+        table = self._read(i, pa.schema([]), self._filter_columns)
+        return int(table.filter(self._filter).num_rows)
+
+    def _read(self, i: int, schema: pa.Schema, more: set[str]) -> pa.Table:
+        groups = self._snapshot.row_groups
+        index = int(groups.file[i])
+        data_file = self._snapshot.files[index]
+        wanted = [*schema, *(self._snapshot.table_schema.field(n) for n in sorted(more - set(schema.names)))]
+        stored = [field.name for field in wanted if field.name not in self._partition_names]
+        try:
+            source = self._open(index)
+            table = source.read_row_group(int(groups.index[i]), columns=stored, use_threads=self._use_threads)
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(
+                f"{self._snapshot.uri}: {data_file.path or 'the file'} cannot be read any more: {error}.",
+                fix="It was replaced or damaged after the run began; start a new run.",
+            ) from error
+        rows = int(groups.stored_rows[i])
+        columns = []
+        for field in wanted:
+            if field.name in self._partition_names:
+                columns.append(pa.repeat(pa.scalar(data_file.partition[field.name], field.type), rows))
+            else:
+                column = table.column(field.name)
+                kept = column.type == field.type or (
+                    field.name in self._dictionaries and pa.types.is_dictionary(column.type)
+                )
+                columns.append(column if kept else column.cast(field.type))
+        if not columns:  # only a row count is asked for
+            return table
+        return pa.table(columns, names=[field.name for field in wanted])
+
+    def _open(self, index: int) -> pq.ParquetFile:
+        """This thread's handle of a file: Parquet readers are not shared between threads."""
+        key = (threading.get_ident(), index)
+        with self._lock:
+            found = self._files.get(key)
+            if found is not None:
+                self._files.move_to_end(key)
+                return found
+        data_file = self._snapshot.files[index]
+        path = f"{self._place.path}/{data_file.path}" if data_file.path else self._place.path
+        size = self._place.filesystem.get_file_info(path).size
+        if size != data_file.size:
+            state = "vanished" if size is None else f"has {size} bytes instead of {data_file.size}"
+            raise TableError(
+                f"{self._snapshot.uri}: {data_file.path or 'the file'} {state} since the table was pinned.",
+                fix="Start a new run, which pins the table as it is now.",
+            )
+        source = (
+            pa.memory_map(os.fspath(path)) if self._local else self._place.filesystem.open_input_file(path)
+        )
+        opened = pq.ParquetFile(source, pre_buffer=not self._local, read_dictionary=self._dictionaries)
+        with self._lock:
+            self._files[key] = opened
+            # Another thread's file may be in use: only this thread's own are closed.
+            mine = [k for k in self._files if k[0] == key[0]]
+            for old in mine[: max(0, len(mine) - _OPEN_FILES)]:
+                self._files.pop(old).close()
+        return opened

@@ -1,0 +1,210 @@
+"""A table on the lake: where it is, which rows and columns of it, and its snapshot."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from dl_on_spark.errors import TableError
+from dl_on_spark.lake import where
+from dl_on_spark.lake.formats import FORMATS
+from dl_on_spark.lake.formats.content import Content
+from dl_on_spark.lake.row_groups import RowGroupDecoder
+from dl_on_spark.lake.snapshot import RowGroups, Snapshot
+from dl_on_spark.lake.storage import PathLike, locate
+
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as a user points at it; nothing is read before `snapshot` or `schema`."""
+
+    uri: str
+    format: str = "auto"
+    version: str | None = None
+    predicate: str | None = None
+    columns: tuple[str, ...] | None = None
+
+    def where(self, expression: str) -> Self:
+        """The rows for which `expression` is true too; the language is that of `lake.where`."""
+        whole = expression if self.predicate is None else f"({self.predicate}) and ({expression})"
+        return replace(self, predicate=whole)
+
+    def select(self, columns: Iterable[str]) -> Self:
+        """These columns, in this order."""
+        return replace(self, columns=tuple(columns))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the selected columns, partition columns last when none are selected."""
+        schema = self._content()[1].schema
+        names = self._selected(schema)
+        return schema if names is None else pa.schema([schema.field(name) for name in names])
+
+    def snapshot(self) -> Snapshot:
+        """Pin files, row groups and row counts as they are now.
+
+        Partitions and row groups that the filter excludes are left out; where a filter cuts through a
+        row group, its rows are counted in one pass over the filter's columns.
+        Raises `TableError` for a table without rows, a filter that matches nothing, an unreadable file,
+        files that do not fit each other, an unknown column.
+        """
+        name, content = self._content()
+        columns = self._selected(content.schema)
+        groups, certain = _row_groups(content, self.predicate, self.uri)
+        if self.predicate is None and int(groups.stored_rows.sum()) == 0:
+            raise TableError(
+                f"{self.uri} has no rows.", fix="Check the path, or run the ETL for these days first."
+            )
+        # Digest before pruning: of the files that are read, by name and footer.
+        used = sorted(set(groups.file.tolist()))
+        renumbered = np.searchsorted(np.asarray(used, dtype=np.int64), groups.file)
+        digest = hashlib.sha256(
+            "\n".join(f"{content.files[i].path} {content.footer_digests[i]}" for i in used).encode()
+        ).hexdigest()
+        snapshot = Snapshot(
+            uri=self.uri,
+            format=name,
+            version=content.version,
+            files=tuple(content.files[i] for i in used),
+            row_groups=replace(groups, file=renumbered),
+            table_schema=content.schema,
+            columns=columns,
+            where=self.predicate,
+            digest=digest,
+        )
+        if self.predicate is None:
+            return snapshot
+        return _counted(snapshot, certain)
+
+    def _content(self) -> tuple[str, Content]:
+        place = locate(self.uri)
+        chosen = FORMATS.items() if self.format == "auto" else [(self.format, FORMATS[self.format])]
+        for name, module in chosen:
+            if module.recognizes(place):
+                return name, module.resolve(place, self.version)
+        raise TableError(f"{self.uri}: there is no table.", fix="Check the path, or run the ETL first.")
+
+    def _selected(self, schema: pa.Schema) -> tuple[str, ...] | None:
+        for name in self.columns or ():
+            if name not in schema.names:
+                near = difflib.get_close_matches(name, schema.names, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(schema.names)}."
+                raise TableError(f"{self.uri} has no column {name!r}.", fix=hint)
+        return self.columns
+
+
+def open_table(uri: PathLike, format: str = "auto", version: str | int | None = None) -> Table:
+    """The table at a local path or URI.
+
+    ``format``: a name of `lake.formats.FORMATS`, or "auto". ``version``: of formats that have versions.
+    """
+    check_format(format)
+    return Table(os.fspath(uri), format, None if version is None else str(version))
+
+
+def check_format(format: str) -> None:
+    """Raise `TableError` for a format that is not known."""
+    if format != "auto" and format not in FORMATS:
+        raise TableError(f"unknown table format {format!r}.", fix=f"Known: auto, {', '.join(FORMATS)}.")
+
+
+def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowGroups, np.ndarray[Any, Any]]:
+    """Row groups that may hold wanted rows, and for each whether all its rows are wanted for certain."""
+    node = None if predicate is None else where.parse(predicate, content.schema, uri)
+    names = set() if node is None else node.columns()
+    found: list[tuple[int, int, int, int]] = []
+    certain: list[bool] = []
+    for index, (file, footer) in enumerate(zip(content.files, content.footers, strict=True)):
+        constants = {n: where.Range.constant(v) for n, v in file.partition.items() if n in names}
+        if node is not None and True not in node.outcomes(constants):
+            continue
+        for position in range(footer.num_row_groups):
+            group = footer.row_group(position)
+            whole = True
+            if node is not None:
+                outcomes = node.outcomes(
+                    {**constants, **_ranges(group, names - set(constants), content.schema)}
+                )
+                if True not in outcomes:
+                    continue
+                whole = outcomes == {True}
+            found.append((index, position, group.num_rows, group.total_byte_size))
+            certain.append(whole)
+    columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T.copy()
+    groups = RowGroups(
+        file=columns[0], index=columns[1], rows=columns[2], stored_rows=columns[2], bytes=columns[3]
+    )
+    return groups, np.asarray(certain, dtype=bool)
+
+
+def _ranges(group: Any, names: set[str], schema: pa.Schema) -> dict[str, where.Range]:
+    """What the statistics of one row group say of the filter's columns."""
+    ranges: dict[str, where.Range] = {}
+    for i in range(group.num_columns if names else 0):
+        chunk = group.column(i)
+        if chunk.path_in_schema not in names:
+            continue
+        found = chunk.statistics
+        if found is None:
+            continue
+        nulls = found.null_count if found.has_null_count else None
+        only_nulls = nulls is not None and nulls == group.num_rows
+        kind = schema.field(chunk.path_in_schema).type
+        low, high = (found.min, found.max) if found.has_min_max else (None, None)
+        if not (_comparable(low, kind) and _comparable(high, kind)):
+            low = high = None
+        ranges[chunk.path_in_schema] = where.Range(low, high, nulls != 0, only_nulls)
+    return ranges
+
+
+def _comparable(value: Any, kind: pa.DataType) -> bool:
+    """Whether a statistic has the Python type that filter values of this column have."""
+    if pa.types.is_boolean(kind):
+        return isinstance(value, bool)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return isinstance(value, (int, float)) and not math.isnan(value)
+    if pa.types.is_decimal(kind):
+        return isinstance(value, Decimal)
+    if pa.types.is_timestamp(kind):
+        return hasattr(value, "tzinfo") and (value.tzinfo is None) == (kind.tz is None)
+    return isinstance(value, str) or pa.types.is_date(kind)
+
+
+def _counted(snapshot: Snapshot, certain: np.ndarray[Any, Any]) -> Snapshot:
+    """`snapshot` with the rows that pass its filter; row groups and files without any are dropped."""
+    groups = snapshot.row_groups
+    rows = groups.stored_rows.copy()
+    open_ones: Sequence[int] = np.flatnonzero(~certain).tolist()
+    if open_ones:
+        with RowGroupDecoder(snapshot, use_threads=False) as decoder, ThreadPoolExecutor(_THREADS) as pool:
+            rows[open_ones] = list(pool.map(decoder.count, open_ones))
+    kept = np.flatnonzero(rows)
+    if kept.size == 0:
+        raise TableError(
+            f"filter {snapshot.where!r} matches no rows of {snapshot.uri}.",
+            fix="Widen the filter, or run the ETL for the days it names.",
+        )
+    used = np.unique(groups.file[kept])
+    return replace(
+        snapshot,
+        files=tuple(snapshot.files[i] for i in used.tolist()),
+        row_groups=RowGroups(
+            file=np.searchsorted(used, groups.file[kept]),
+            index=groups.index[kept],
+            rows=rows[kept],
+            stored_rows=groups.stored_rows[kept],
+            bytes=groups.bytes[kept],
+        ),
+    )
