@@ -1,7 +1,7 @@
 """Workers exchange tensors: a communicator over authenticated connections, usable without Spark.
 
 Reading order: ``schedule`` and ``algorithms`` (pure), ``choice``, ``reduction``, ``wire``,
-``authentication``, ``rendezvous``, ``mesh``, ``tcp``, ``communicator``.
+``authentication``, ``mesh``, ``rendezvous``, ``sink``, ``frame``, ``control``, ``tcp``, ``communicator``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -196,7 +197,7 @@ class Communicator:
             if backend is not None:
                 call = Call("allgather_bytes", self._next(), elements=bounds[-1])
                 self._carry_out(backend, call, ring.allgather(self.rank, bounds), octets)
-        return [octets[a:b].tobytes() for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [octets[a:b].tobytes() for a, b in itertools.pairwise(bounds)]
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -278,7 +279,7 @@ class Communicator:
 
     def _carry_out(self, backend: Backend, call: Call, steps: Steps, values: Array) -> None:
         """Carry the steps of ``call`` out on the flat array ``values``."""
-        octets = memoryview(values.view(np.uint8))
+        octets = values.view(np.uint8).data
         size = values.itemsize
         for send, receive, reduce in steps:
             outgoing = incoming = None

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dl_on_spark.collectives.authentication import (
     Handshake,
@@ -255,8 +256,10 @@ def _tune(sock: socket.socket) -> socket.socket:
     """No delay for small frames, room for large ones, and never a blocking call."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in ():
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    for option, limit in ((socket.SO_SNDBUF, "wmem_max"), (socket.SO_RCVBUF, "rmem_max")):
+        # A size above the kernel's limit would be cut to it and end automatic growth: worse than none.
+        with contextlib.suppress(OSError, ValueError):
+            if int(Path("/proc/sys/net/core", limit).read_text()) >= _BUFFER_BYTES:
+                sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
     sock.setblocking(False)
     return sock

@@ -66,7 +66,7 @@ class Reduce:
         self._peer_first = peer_first
         segment = max(1, SEGMENT_BYTES // target.itemsize) if at_once else max(1, len(target))
         self._scratch = scratch[: min(segment, len(target))]
-        self._bytes = memoryview(self._scratch.view(np.uint8))
+        self._bytes = self._scratch.view(np.uint8).data
         self._filled = 0
         self._done = 0
 

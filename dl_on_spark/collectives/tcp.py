@@ -17,11 +17,12 @@ from typing import NoReturn, Protocol
 
 from dl_on_spark.collectives.authentication import Lane
 from dl_on_spark.collectives.control import ControlLanes
+from dl_on_spark.collectives.frame import Incoming, Outgoing, Unexpected
 from dl_on_spark.collectives.sink import Sink
 from dl_on_spark.collectives.wire import HEADER_BYTES, Call, Notice, NoticeKind, describe_header
 from dl_on_spark.errors import CollectiveError, DeadlineExceeded
 
-_SPIN_MIN_S, _SPIN_MAX_S = 50e-6, 2e-3
+_SPIN_S = 1e-3
 _GRACE_S = 1.0  # for the other ranks' last words, so that all name the same culprit
 
 
@@ -63,9 +64,7 @@ class TcpBackend:
         self._control = ControlLanes(
             {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.CONTROL}
         )
-        self._header = bytearray(HEADER_BYTES)
-        self._header_view = memoryview(self._header)
-        self._spin_s = _SPIN_MAX_S
+        self._spin_s = _SPIN_S
         self._closing = False
         self.bytes_sent = self.bytes_received = 0
         self.header_bytes_sent = self.header_bytes_received = 0
@@ -76,79 +75,36 @@ class TcpBackend:
         self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None
     ) -> None:
         """One step; DeadlineExceeded when nothing moves for the deadline, CollectiveError otherwise."""
-        sending, receiving = send is not None, receive is not None
-        sent = got = to_send = to_get = 0
-        head_out = head_in = b""
+        out = into = None
         if send is not None:
-            target, payload = send
-            out = self._data[target]
-            head_out = call.header(len(payload))
-            to_send = HEADER_BYTES + len(payload)
+            out = Outgoing(send[0], self._data[send[0]], call.header(len(send[1])), send[1])
+            self.bytes_sent += len(send[1])
+            self.header_bytes_sent += HEADER_BYTES
         if receive is not None:
-            source, sink = receive
-            into = self._data[source]
-            head_in = call.header(sink.nbytes)
-            to_get = HEADER_BYTES + sink.nbytes
+            sink = receive[1]
+            into = Incoming(receive[0], self._data[receive[0]], call.header(sink.nbytes), sink)
+            self.bytes_received += sink.nbytes
+            self.header_bytes_received += HEADER_BYTES
         idle_since = 0.0
-        while sending or receiving:
+        while out or into:
             moved = 0
-            if sending:
-                try:
-                    if sent < HEADER_BYTES:
-                        moved = out.sendmsg((head_out[sent:], payload))
-                    else:
-                        moved = out.send(payload[sent - HEADER_BYTES :])
-                except (BlockingIOError, InterruptedError):
-                    pass
-                except OSError as error:
-                    self._lost(call, target, error)
-                sent += moved
-                sending = sent < to_send
-            if receiving:
-                try:
-                    count = self._pull(into, sink, got)
-                except (BlockingIOError, InterruptedError):
-                    pass
-                except OSError as error:
-                    self._lost(call, source, error)
-                else:
-                    if count == 0:
-                        self._lost(call, source, None)
-                    if got < HEADER_BYTES <= got + count and self._header != head_in:
-                        self._mismatch(call, source)
-                    body = got + count - max(got, HEADER_BYTES)
-                    if body > 0:
-                        sink.advance(body)
-                    got += count
-                    moved += count
-                    receiving = got < to_get
+            if out:
+                moved = self._push(call, out)
+                if out.left == 0:
+                    out = None
+            if into:
+                moved += self._pull(call, into)
+                if into.left == 0:
+                    into = None
             if moved:
                 if idle_since:
                     self.seconds_waiting += time.monotonic() - idle_since
                     idle_since = 0.0
-                continue
-            now = time.monotonic()
-            idle_since = idle_since or now
-            if now - idle_since < self._spin_s:
-                os.sched_yield()
-                continue
-            # A spin in vain makes the next one shorter: this wait is for a peer's long computation.
-            self._spin_s = max(_SPIN_MIN_S, self._spin_s / 2)
-            waits: dict[int, int] = {}
-            if sending:
-                waits[out.fileno()] = select.POLLOUT
-            if receiving:
-                waits[into.fileno()] = waits.get(into.fileno(), 0) | select.POLLIN
-            self._block(call, waits, source if receiving else target, idle_since)
-        if idle_since == 0.0 and self._spin_s < _SPIN_MAX_S:
-            self._spin_s = min(_SPIN_MAX_S, self._spin_s * 1.1)
+            elif out or into:
+                idle_since = idle_since or time.monotonic()
+                self._wait(call, out, into, idle_since)
         if receive is not None:
-            sink.finish()
-            self.bytes_received += sink.nbytes
-            self.header_bytes_received += HEADER_BYTES
-        if send is not None:
-            self.bytes_sent += len(payload)
-            self.header_bytes_sent += HEADER_BYTES
+            receive[1].finish()
 
     def close(self, reason: str | None) -> None:
         """Tell the peers that this rank leaves (or fails with ``reason``) and wake a waiting thread."""
@@ -165,12 +121,39 @@ class TcpBackend:
         for sock in self._data.values():
             sock.close()
 
-    def _pull(self, sock: socket.socket, sink: Sink, got: int) -> int:
-        """Read the rest of the header and what follows in one call; never more than is expected."""
-        window = sink.window()
-        if got >= HEADER_BYTES:
-            return sock.recv_into(window)
-        return sock.recvmsg_into([self._header_view[got:], window])[0]
+    def _push(self, call: Call, out: Outgoing) -> int:
+        try:
+            return out.push()
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._lost(call, out.peer, error)
+
+    def _pull(self, call: Call, into: Incoming) -> int:
+        try:
+            count = into.pull()
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._lost(call, into.peer, error)
+        except Unexpected as unexpected:
+            self._mismatch(call, into.peer, unexpected.header)
+        if count == 0:
+            self._lost(call, into.peer, None)
+        return count
+
+    def _wait(self, call: Call, out: Outgoing | None, into: Incoming | None, idle_since: float) -> None:
+        """Nothing moved: give the core away and try again, or, after the spinning time, sleep."""
+        if time.monotonic() - idle_since < self._spin_s:
+            os.sched_yield()
+            return
+        waits: dict[int, int] = {}
+        if out:
+            waits[out.sock.fileno()] = select.POLLOUT
+        if into:
+            waits[into.sock.fileno()] = waits.get(into.sock.fileno(), 0) | select.POLLIN
+        peer = into.peer if into else out.peer if out else self._rank
+        self._block(call, waits, peer, idle_since)
 
     def _block(self, call: Call, waits: dict[int, int], peer: int, idle_since: float) -> None:
         """Sleep until something can move, a peer says its last word, or the deadline passes."""
@@ -203,8 +186,8 @@ class TcpBackend:
             self._stalled(call, peer, min(_GRACE_S, self._deadline_s / 10))
         self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=peer)
 
-    def _mismatch(self, call: Call, peer: int) -> NoReturn:
-        theirs = describe_header(bytes(self._header))
+    def _mismatch(self, call: Call, peer: int, header: bytes) -> NoReturn:
+        theirs = describe_header(header)
         self._fail(
             call,
             NoticeKind.FAILED,

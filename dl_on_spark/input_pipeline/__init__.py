@@ -1,0 +1,19 @@
+"""Rows become batches: the sample plan, the Arrow reader, preprocessing and tf.data."""
+
+from __future__ import annotations
+
+from dl_on_spark.input_pipeline.plan import Cursor, SamplePlan
+from dl_on_spark.input_pipeline.preprocess import Preprocessor
+from dl_on_spark.input_pipeline.reader import RankReader
+from dl_on_spark.input_pipeline.table import ReadableTable, open_table
+from dl_on_spark.input_pipeline.tf_dataset import to_tf_dataset
+
+__all__ = [
+    "Cursor",
+    "Preprocessor",
+    "RankReader",
+    "ReadableTable",
+    "SamplePlan",
+    "open_table",
+    "to_tf_dataset",
+]

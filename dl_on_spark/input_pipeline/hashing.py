@@ -27,7 +27,7 @@ def stable_buckets(array: pa.Array, buckets: int) -> npt.NDArray[np.int32]:
     # Distinct values only: categories repeat, and the text hash costs one pass a character.
     encoded = dictionary_encoded(array)
     hashes = _spread(_raw_hashes(encoded.dictionary)) % np.uint64(buckets)
-    return hashes.astype(np.int32).take(encoded.indices.to_numpy())
+    return np.asarray(hashes.astype(np.int32).take(encoded.indices.to_numpy()))
 
 
 def _raw_hashes(values: pa.Array) -> Hashes:

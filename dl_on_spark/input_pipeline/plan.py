@@ -85,8 +85,8 @@ class SamplePlan:
         shards = _default_shards(num_workers, limit) if canonical_shards is None else canonical_shards
         if not num_workers <= shards <= limit:
             raise InputError(
-                f"canonical_shards={shards} does not fit: it must be from {num_workers} (num_workers) to {limit} "
-                f"(the smaller of {rows} rows and global_batch_size={global_batch_size}).",
+                f"canonical_shards={shards} does not fit: it must be from {num_workers} (num_workers) "
+                f"to {limit} (the smaller of {rows} rows and global_batch_size={global_batch_size}).",
                 fix="Leave canonical_shards unset, or choose a value in that range.",
             )
         if window is None:
@@ -158,8 +158,7 @@ class SamplePlan:
         order, ends = epoch_order(np.asarray(self.group_rows, dtype=np.int64), self.seed, epoch)
         bounds = [self._stream_start(index) for index in range(chosen.start, chosen.stop + 1)]
         return [
-            stream_of(index, bounds[at], bounds[at + 1], order, ends, self.window)
-            for at, index in enumerate(chosen)
+            stream_of(index, bounds[at], bounds[at + 1], order, ends, self.window) for at, index in enumerate(chosen)
         ]
 
     def next_cursor(self, cursor: Cursor) -> Cursor:
@@ -203,8 +202,8 @@ def _check_counts(rows: int, num_workers: int, global_batch_size: int, seed: int
         )
     if global_batch_size < num_workers:
         raise InputError(
-            f"global_batch_size={global_batch_size} is smaller than num_workers={num_workers}, so some worker "
-            "would have no row in a step.",
+            f"global_batch_size={global_batch_size} is smaller than num_workers={num_workers}, so some "
+            "worker would have no row in a step.",
             fix=f"Use global_batch_size={num_workers} or more: it counts rows per step over all workers.",
         )
     if seed is not None and seed < 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,21 @@ import pyarrow.compute as pc
 
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.input_pipeline.hashing import stable_buckets
-from dl_on_spark.input_pipeline.tensors import Array, Rows, contiguous, dictionary_encoded, flat_values, is_list, is_text, text_to_numpy, to_numpy
+from dl_on_spark.input_pipeline.tensors import (
+    Array,
+    Rows,
+    contiguous,
+    dictionary_encoded,
+    flat_values,
+    is_list,
+    is_text,
+    text_to_numpy,
+    to_numpy,
+)
 from dl_on_spark.lake.schema import Field, Schema
-from dl_on_spark.lake.statistics import FieldStatistics, Statistics
+
+if TYPE_CHECKING:
+    from dl_on_spark.lake.statistics import FieldStatistics, Statistics
 
 Columns = dict[str, Array]
 Batch = tuple[Columns, Any, Array | None]
@@ -45,7 +57,6 @@ class Preprocessor:
         self.feature_names = [
             name for column in self._columns if column.field.name in self._required for name in column.specs
         ]
-
 
     def tensor_specs(self) -> dict[str, TensorSpec]:
         """(shape without the batch dimension, dtype name) of all that `apply` may give, by name."""
@@ -87,6 +98,7 @@ class _FieldColumn:
     """One field: its policy for nulls, then its transform."""
 
     def __init__(self, field: Field, statistics: FieldStatistics | None) -> None:
+        _check_feedable(field)
         self.field = field
         shape, dtype = field.tensor_spec()
         self._shape, self._dtype = shape, dtype
@@ -96,7 +108,7 @@ class _FieldColumn:
             self.specs[self._indicator] = (shape, "float32")
         self._fill = field.nulls["fill"] if isinstance(field.nulls, dict) else None
         self._transform = _transform_of(field, statistics)
-        self._plain_text = field.preprocess is None and not shape
+        self._plain_text = field.step is None and not shape
 
     def arrays(self, column: pa.ChunkedArray, source: str, order: Rows | None) -> Columns:
         where = f"Column {self.field.name!r} of {source}"
@@ -112,7 +124,7 @@ class _FieldColumn:
         if self._plain_text and is_text(array.type):
             return {**_reordered(found, order), self.field.name: text_to_numpy(array, order)}
         values = self._transform(array, where)
-        if self._indicator is not None and self.field.preprocess == "standardize":
+        if self._indicator is not None and self.field.step == "standardize":
             values[missing] = 0  # the mean: the indicator alone speaks for a missing value
         found[self.field.name] = values.reshape(-1, *self._shape)
         return _reordered(found, order)
@@ -121,8 +133,8 @@ class _FieldColumn:
         if self.field.nulls == "refuse":
             raise SchemaError(
                 f"{where} has {array.null_count} nulls among {len(array)} values.",
-                fix=f"Give {self.field.name!r} a policy in the schema (nulls: indicator, or nulls: {{fill: VALUE}}), "
-                "or remove these rows in the ETL.",
+                fix=f"Give {self.field.name!r} a policy in the schema (nulls: indicator, or "
+                "nulls: {fill: VALUE}), or remove these rows in the ETL.",
             )
         fill = _zero_of(array.type) if self._fill is None else self._fill
         try:
@@ -143,7 +155,7 @@ _Transform = Callable[[pa.Array, str], Array]
 
 def _transform_of(field: Field, statistics: FieldStatistics | None) -> _Transform:
     _, dtype = field.tensor_spec()
-    kind, options = _spec_of(field)
+    kind, options = field.step, field.options
     if kind == "standardize":
         known = _needed(field, statistics)
         return _standardize(_of(field, "mean", known.mean), _of(field, "std", known.std))
@@ -200,20 +212,28 @@ def _bucketize(boundaries: npt.NDArray[np.float64]) -> _Transform:
     return transform
 
 
-def _spec_of(field: Field) -> tuple[str | None, dict[str, Any]]:
-    spec: Any = field.preprocess
-    if spec is None or isinstance(spec, str):
-        return spec, {}
-    ((kind, options),) = spec.items()
-    return kind, options or {}
+def _check_feedable(field: Field) -> None:
+    """Refuse, before anything is read, a field that has no tensor of one shape."""
+    problem = None
+    if field.codec is not None:
+        problem = f"is encoded ({field.codec}), and encoded tensors cannot be fed"
+    elif is_list(field.arrow_type) and not field.shape:
+        problem = f"is a list ({field.type}) of any length"
+    elif field.shape and not is_list(field.arrow_type):
+        problem = f"has a shape, but its type {field.type} is not a list"
+    if problem is not None:
+        raise SchemaError(
+            f"Field {field.name!r} {problem}.",
+            fix="Give lists of one length a `shape` (pad or cut them in the ETL), or give the field no role.",
+        )
 
 
 def _needed(field: Field, statistics: FieldStatistics | None) -> FieldStatistics:
     if statistics is None:
         raise SchemaError(
             f"Field {field.name!r} is preprocessed by statistics, and there are none for it.",
-            fix="Compute them with `compute_statistics(spark, snapshot, schema)`, or load the statistics.json "
-            "that was stored with the data or the model.",
+            fix="Compute them with `compute_statistics(spark, snapshot, schema)`, or load the "
+            "statistics.json that was stored with the data or the model.",
         )
     return statistics
 

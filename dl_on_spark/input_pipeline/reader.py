@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,9 @@ from dl_on_spark.input_pipeline.windows import Window
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.snapshot import Snapshot
-from dl_on_spark.lake.statistics import Statistics
+
+if TYPE_CHECKING:
+    from dl_on_spark.lake.statistics import Statistics
 
 _BLOCK_ROWS = 16_384
 _STEPS_AT_ONCE = 4_096
@@ -118,7 +122,9 @@ class RankReader:
         streams = self.plan.streams(epoch, self._streams)
         windows = [stream.windows(int(row)) for stream, row in zip(streams, done, strict=True)]
         # Streams advance in step with each other: a window is needed when its stream reaches its first row.
-        in_need = sorted((w for found in windows for w in found), key=lambda w: (max(w.first_row, done.min()), w.stream))
+        in_need = sorted(
+            (w for found in windows for w in found), key=lambda w: (max(w.first_row, done.min()), w.stream)
+        )
 
         def load(window: Window, groups: SharedRowGroups) -> Columns:
             return self._load(window, groups, epoch)
@@ -191,8 +197,8 @@ def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:
     if not np.array_equal(np.asarray(plan.group_rows, dtype=np.int64), snapshot.row_groups.rows):
         raise TableError(
             f"The sample plan was made for another snapshot than this one of {snapshot.uri}: "
-            f"{plan.rows} rows in {len(plan.group_rows)} row groups against {int(snapshot.row_groups.rows.sum())} "
-            f"in {len(snapshot.row_groups.rows)}.",
+            f"{plan.rows} rows in {len(plan.group_rows)} row groups against "
+            f"{snapshot.rows} in {snapshot.num_row_groups}.",
             fix="Load the snapshot that was stored with the plan, or plan anew.",
         )
 
@@ -200,7 +206,7 @@ def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:
 def _equal_runs(rows: npt.NDArray[np.int64]) -> Iterator[slice]:
     """Cut steps into runs of equally many rows, each of about ``_BLOCK_ROWS`` rows at most."""
     edges = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         longest = max(1, _BLOCK_ROWS // int(rows[first]))
         for at in range(first, last, longest):
             yield slice(at, min(at + longest, last))
@@ -216,9 +222,9 @@ def _assemble(streams: Sequence[_StreamRows], counts: npt.NDArray[np.int64]) -> 
     order = np.argsort(step_of_row, kind="stable")
     names = parts[0][0]
     return {
-        name: np.concatenate([piece[name] for part in parts for piece in part]).take(order, axis=0).reshape(
-            steps, rows, *names[name].shape[1:]
-        )
+        name: np.concatenate([piece[name] for part in parts for piece in part])
+        .take(order, axis=0)
+        .reshape(steps, rows, *names[name].shape[1:])
         for name in names
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,12 @@ from dl_on_spark.input_pipeline.reader import RankReader
 from dl_on_spark.input_pipeline.tf_dataset import dataset_of_blocks
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.snapshot import Snapshot
-from dl_on_spark.lake.statistics import Statistics
 from dl_on_spark.lake.table import Table
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from dl_on_spark.lake.statistics import Statistics
 
 
 class ReadableTable(Table):
@@ -39,14 +41,12 @@ class ReadableTable(Table):
         """Each row once, in batches of ``batch_size`` rows: dict of column name -> array.
 
         ``schema``: types, nulls and preprocessing (default: all columns as they are; a null is an
-        error). ``seed``: shuffle; None keeps the file order. A table without rows has no batches.
+        error). ``seed``: shuffle; None keeps the file order.
         """
         snapshot = self.snapshot()
         chosen = schema_of(snapshot.schema, snapshot.uri) if schema is None else schema
-        chosen.check(snapshot.schema, snapshot.uri, chosen.feed_columns)
-        if snapshot.rows:
-            with _whole_table_reader(snapshot, batch_size, chosen, statistics, seed) as reader:
-                yield from reader.columns(0)
+        with _whole_table_reader(snapshot, batch_size, chosen, statistics, seed) as reader:
+            yield from reader.columns(0)
 
     def to_tf_dataset(
         self,
@@ -70,7 +70,7 @@ class ReadableTable(Table):
         return dataset_of_blocks(blocks, Preprocessor(schema, statistics))
 
 
-def open_table(uri: Any, format: str = "auto", version: str | None = None) -> ReadableTable:
+def open_table(uri: str | os.PathLike[str], format: str = "auto", version: str | int | None = None) -> ReadableTable:
     """The table at ``uri`` (a local path, file:// or s3://): a folder of Parquet files or one file."""
     table = lake.open_table(uri, format, version)
     return ReadableTable(**{field.name: getattr(table, field.name) for field in fields(Table)})

@@ -24,6 +24,7 @@ from dl_on_spark.errors import SchemaError
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -94,7 +95,7 @@ def to_numpy(array: pa.Array, dtype: str, where: str) -> Array:
     arrow_type = array.type
     if is_text(arrow_type):
         return text_to_numpy(array, None)
-    if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
+    if any(kind(arrow_type) for kind in _BYTES):
         return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
     try:
         return _numbers(array, dtype)

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from dl_on_spark.lake.row_groups import RowGroupDecoder
+from dl_on_spark.lake.schema import Field, Schema
 from dl_on_spark.lake.snapshot import DataFile, RowGroups, Snapshot
+from dl_on_spark.lake.statistics import Statistics, compute_statistics
 from dl_on_spark.lake.table import Table, open_table
 
-__all__ = ["DataFile", "RowGroupDecoder", "RowGroups", "Snapshot", "Table", "open_table"]
+__all__ = [
+    "DataFile",
+    "Field",
+    "RowGroupDecoder",
+    "RowGroups",
+    "Schema",
+    "Snapshot",
+    "Statistics",
+    "Table",
+    "compute_statistics",
+    "open_table",
+]

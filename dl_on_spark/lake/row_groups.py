@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -142,9 +141,9 @@ class RowGroupDecoder:
                 f"{self._snapshot.uri}: {data_file.path or 'the file'} {state} since the table was pinned.",
                 fix="Start a new run, which pins the table as it is now.",
             )
-        source = (
-            pa.memory_map(os.fspath(path)) if self._local else self._place.filesystem.open_input_file(path)
-        )
+        # Not a memory map: its pages would count as the reader's memory, and a file that shrinks
+        # under it would kill the process.
+        source = self._place.filesystem.open_input_file(path)
         opened = pq.ParquetFile(source, pre_buffer=not self._local, read_dictionary=self._dictionaries)
         with self._lock:
             self._files[key] = opened

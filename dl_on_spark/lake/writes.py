@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +69,11 @@ def write_partitions(
     partition_by: str,
     sort_by: Sequence[str] = (),
     rows_per_file: int = 1_000_000,
+    replaces: Iterable[object] = (),
 ) -> WriteReport:
     """Replace the partitions of `uri` that `rows` holds; all others stay.
+
+    ``replaces``: partition values that this write stands for; one without rows loses its folder.
 
     ``partition_by``: the column that names the folders. ``sort_by``: order of rows within a file; the
     other columns break ties, so that the order does not depend on how Spark ran. A partition has
@@ -83,6 +86,10 @@ def write_partitions(
         written = [_finish(folder) for folder in sorted((staging / _NEW).iterdir()) if folder.is_dir()]
         for partition in written:
             _publish(staging, root, partition.name)
+        for name in {f"{partition_by}={value}" for value in replaces} - {
+            partition.name for partition in written
+        }:
+            _withdraw(staging, root, name)
     return WriteReport(os.fspath(uri), tuple(written))
 
 
@@ -160,6 +167,14 @@ def _publish(staging: Path, root: Path, name: str) -> None:
     new.rename(target)
 
 
+def _withdraw(staging: Path, root: Path, name: str) -> None:
+    """Take a partition out of the table, in one step."""
+    if (root / name).is_dir():
+        old = staging / _OLD / f"{name}.withdrawn"
+        old.parent.mkdir(exist_ok=True)
+        (root / name).rename(old)
+
+
 def _exchange(a: Path, b: Path) -> bool:
     """Exchange two folders atomically (Linux ``renameat2``); False where the system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -203,6 +218,6 @@ def _remove_if_dead(root: Path, folder: Path) -> None:
         except BlockingIOError:
             return  # its writer lives
         for old in (folder / _OLD).glob("*"):
-            if not (root / old.name).exists():
+            if old.suffix != ".withdrawn" and not (root / old.name).exists():
                 old.rename(root / old.name)
         shutil.rmtree(folder, ignore_errors=True)

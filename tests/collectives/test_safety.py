@@ -123,9 +123,9 @@ def test_the_listener_is_closed_once_all_are_connected():
         target=lambda: Communicator.from_listener(listeners[1], 1, peers, SECRET, deadline_s=20).close()
     )
     other.start()
-    with Communicator.from_listener(listeners[0], 0, peers, SECRET, deadline_s=20):
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=5)
+    comm = Communicator.from_listener(listeners[0], 0, peers, SECRET, deadline_s=20)
+    with comm, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)
     other.join(20)
 
 

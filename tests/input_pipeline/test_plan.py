@@ -129,7 +129,9 @@ def test_a_row_group_is_cut_into_few_segments_and_windows_are_found_from_any_row
     plan = SamplePlan.create([1000], num_workers=4, global_batch_size=100, seed=3)
     streams = plan.streams(0)
     assert [len(stream.segments) for stream in streams] == [1] * 8
-    windows = SamplePlan.create([5] * 40, num_workers=1, global_batch_size=8, seed=3, window=2).streams(0)[0].windows(11)
+    windows = (
+        SamplePlan.create([5] * 40, num_workers=1, global_batch_size=8, seed=3, window=2).streams(0)[0].windows(11)
+    )
     assert [(w.index, w.first_row) for w in windows] == [(1, 10), (2, 20)]
 
 
@@ -166,7 +168,11 @@ def test_cursors_are_ordered_and_the_last_step_leads_to_the_next_epoch():
         ([0, 0], {}, "no rows"),
         ([], {}, "no rows"),
         ([2], {"num_workers": 3}, "3 workers need at least 3 rows; the table has 2"),
-        ([90], {"num_workers": 3, "global_batch_size": 2}, "global_batch_size=2 is smaller than num_workers=3"),
+        (
+            [90],
+            {"num_workers": 3, "global_batch_size": 2},
+            "global_batch_size=2 is smaller than num_workers=3",
+        ),
         ([90], {"num_workers": 0}, "num_workers=0"),
         ([90], {"seed": -1}, "seed=-1"),
         ([90], {"canonical_shards": 11}, "canonical_shards=11 does not fit"),

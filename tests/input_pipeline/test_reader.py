@@ -1,6 +1,7 @@
 """The reader on real Parquet files: what a rank gets, from where, and what it refuses."""
 
 import threading
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from dl_on_spark.errors import DLOnSparkError, SchemaError, TableError
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.reader import RankReader
-from dl_on_spark.lake import Schema, open_table
+from dl_on_spark.lake import open_table
 from dl_on_spark.lake.row_groups import RowGroupDecoder
+from dl_on_spark.lake.schema import Schema
 
 SCHEMA = Schema.from_dict(
     {
@@ -35,9 +37,7 @@ def write_files(folder, files):
         for size in sizes:
             ids = np.arange(at, at + size)
             at += size
-            parts.append(
-                pa.table({"id": ids, "name": [f"n{i % 5}" for i in ids], "half": ids / 2}, schema=STORED)
-            )
+            parts.append(pa.table({"id": ids, "name": [f"n{i % 5}" for i in ids], "half": ids / 2}, schema=STORED))
         with pq.ParquetWriter(folder / f"part-{number}.parquet", STORED) as writer:
             for part in parts:
                 writer.write_table(part, row_group_size=max(1, part.num_rows))
@@ -64,7 +64,7 @@ def ids_of(snapshot, plan, world_size, epoch=0, first_step=0, **options):
             assert weights is None
         found.append([x["id"].tolist() for x, _, _ in batches])
     assert len({len(batches) for batches in found}) == 1
-    return [sum(parts, []) for parts in zip(*found, strict=True)]
+    return [list(chain(*parts)) for parts in zip(*found, strict=True)]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -83,7 +83,7 @@ def test_any_table_gives_each_row_once_and_the_same_global_batches_to_1_2_3_and_
     snapshot = write_files(tmp_path_factory.mktemp("table"), files)
     plan = plan_of(snapshot, global_batch_size=batch, window=window, seed=seed)
     alone = ids_of(snapshot, plan, 1)
-    assert sorted(sum(alone, [])) == list(range(snapshot.rows))
+    assert sorted(chain(*alone)) == list(range(snapshot.rows))
     for world_size in (2, 3, 4):
         if world_size <= plan.canonical_shards:
             assert ids_of(snapshot, plan, world_size) == alone
@@ -96,7 +96,7 @@ def test_files_of_100_7_and_1_rows_feed_3_workers(tmp_path):
     plan = plan_of(snapshot, num_workers=3, global_batch_size=16)
     batches = ids_of(snapshot, plan, 3)
     assert len(batches) == plan.steps_per_epoch
-    assert sorted(sum(batches, [])) == list(range(108))
+    assert sorted(chain(*batches)) == list(range(108))
 
 
 def test_empty_files_and_row_groups_train_as_if_they_were_not_there(tmp_path):
@@ -114,7 +114,7 @@ def test_one_row_group_is_split_among_4_workers_and_decoded_once_by_each(tmp_pat
     monkeypatch.setattr(RowGroupDecoder, "decode", lambda self, i: decoded.append(i) or decode(self, i))
     snapshot = write_files(tmp_path, [[1000]])
     batches = ids_of(snapshot, plan_of(snapshot, num_workers=4, global_batch_size=100), 4)
-    assert sorted(sum(batches, [])) == list(range(1000))
+    assert sorted(chain(*batches)) == list(range(1000))
     assert decoded == [0] * 4
 
 
@@ -145,16 +145,16 @@ def test_paths_with_spaces_one_file_and_marker_files_work(tmp_path):
     for uri in (str(folder) + "/", folder):
         again = open_table(uri).snapshot()
         assert again.rows == snapshot.rows == 17
-        assert len(sum(ids_of(again, plan_of(again, global_batch_size=8), 1), [])) == 17
+        assert len(list(chain(*ids_of(again, plan_of(again, global_batch_size=8), 1)))) == 17
     one = open_table(folder / "part-0.parquet").snapshot()
-    assert sorted(sum(ids_of(one, plan_of(one, global_batch_size=8), 2), [])) == list(range(12))
+    assert sorted(chain(*ids_of(one, plan_of(one, global_batch_size=8), 2))) == list(range(12))
 
 
 def test_a_filtered_table_gives_only_its_rows(tmp_path):
     write_files(tmp_path, [[30, 30], [40]])
     snapshot = open_table(tmp_path).where("id >= 25 and id < 70").snapshot()
     plan = plan_of(snapshot, num_workers=2, global_batch_size=8)
-    assert sorted(sum(ids_of(snapshot, plan, 2), [])) == list(range(25, 70))
+    assert sorted(chain(*ids_of(snapshot, plan, 2))) == list(range(25, 70))
 
 
 def test_an_error_in_a_decoding_thread_reaches_the_consumer_and_leaves_no_thread(tmp_path):
@@ -191,9 +191,11 @@ def test_a_read_that_hangs_ends_at_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(RowGroupDecoder, "decode", lambda self, i: go.wait(60) and decode(self, i))
     plan = plan_of(snapshot, global_batch_size=8)
     try:
-        with RankReader(snapshot, plan, SCHEMA, None, 0, 1, threads=1, deadline_s=0.1) as reader:
-            with pytest.raises(DLOnSparkError, match="not read within 0.1 s"):
-                list(reader.batches(0))
+        with (
+            RankReader(snapshot, plan, SCHEMA, None, 0, 1, threads=1, deadline_s=0.1) as reader,
+            pytest.raises(DLOnSparkError, match=r"not read within 0\.1 s"),
+        ):
+            list(reader.batches(0))
     finally:
         go.set()
 

@@ -54,9 +54,7 @@ def test_two_workers_exchange_through_the_announced_listeners_and_results_come_b
     messages = []
     results = launch(
         spark,
-        request(
-            "exchange", payload=b"\x00binary ok", attempt=3, env={"EXTRA": "yes", "OMP_NUM_THREADS": "7"}
-        ),
+        request("exchange", payload=b"\x00binary", attempt=3, env={"EXTRA": "yes", "OMP_NUM_THREADS": "7"}),
         messages.append,
     )
     assert [(one["rank"], one["heard"]) for one in results] == [(0, 1), (1, 0)]
@@ -212,6 +210,12 @@ def test_an_error_of_the_listener_ends_the_run_and_passes(spark):
 
     with pytest.raises(RuntimeError, match="the listener broke"):
         launch(spark, request("hang_with_child"), broken)
+
+
+def test_a_launch_without_slots_ends_with_the_reason_though_spark_only_retries(spark):
+    with pytest.raises(WorkerFailed, match="no 3 free slots") as caught:
+        launch(spark, LaunchRequest(3, "tests.launch.entries:exchange", deadline_s=2), ignore)
+    assert "fewer workers" in caught.value.fix
 
 
 def test_a_run_goes_on_when_the_driver_cannot_be_reached(spark):

@@ -1,0 +1,228 @@
+"""Rows per second and memory of the input pipeline, against a bare pyarrow scan of the same columns.
+
+    python benchmarks/input_pipeline.py            # speed: medians of alternating runs in one process
+    python benchmarks/input_pipeline.py --memory   # peak memory: 5 epochs, and a table of 10x the rows
+
+The table: 17 columns (5 int64, 3 int32, 4 float, 2 double, 3 string), Snappy, row groups of 32,768
+rows. The scan is `pyarrow.dataset` with the same number of threads; ours is a full shuffle (row
+groups, then rows in windows) into batches of 1,024 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table as Grid
+
+from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, open_table, to_tf_dataset
+from dl_on_spark.input_pipeline.table import schema_of
+
+ROWS = 1_000_000
+ROW_GROUP = 32_768
+BATCH = 1_024
+EPOCHS = 5
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "dl_on_spark_benchmark")
+    options.add_argument("--rounds", type=int, default=7, help="alternating runs of each reader")
+    options.add_argument("--threads", type=int, default=min(4, len(os.sched_getaffinity(0))))
+    options.add_argument("--memory", action="store_true", help="measure peak memory instead of speed")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--epochs", type=int, default=EPOCHS, help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.peak_of is not None:
+        print(json.dumps(peak_of(chosen.peak_of, chosen.epochs, chosen.threads)))
+        return
+    result = memory(chosen.dir, chosen.threads) if chosen.memory else speed(chosen.dir, chosen.rounds, chosen.threads)
+    print(json.dumps(result, indent=2)) if chosen.json else show(result)
+
+
+def table_of(folder: Path, files: int) -> Path:
+    """The table of ``files`` times ROWS rows below ``folder``; written once."""
+    target = folder / f"rows_{files}x{ROWS}"
+    if not (target / "_SUCCESS").exists():
+        target.mkdir(parents=True, exist_ok=True)
+        for number in range(files):
+            pq.write_table(_rows(number), target / f"part-{number:03d}.parquet", row_group_size=ROW_GROUP)
+        (target / "_SUCCESS").touch()
+    return target
+
+
+def _rows(seed: int) -> pa.Table:
+    draw = np.random.default_rng(seed)
+    columns: dict[str, object] = {}
+    for i in range(5):
+        columns[f"long_{i}"] = draw.integers(0, 1_000 * 10**i, ROWS)
+    for i in range(3):
+        columns[f"int_{i}"] = draw.integers(0, 100, ROWS, dtype=np.int32)
+    for i in range(4):
+        columns[f"float_{i}"] = draw.standard_normal(ROWS, dtype=np.float32)
+    for i in range(2):
+        columns[f"double_{i}"] = draw.standard_normal(ROWS)
+    for name, count in (("carrier", 16), ("origin", 3), ("tail_number", 4_000)):
+        words = pa.array([f"{name[:2].upper()}{i}" for i in range(count)])
+        columns[name] = words.take(pa.array(draw.integers(0, count, ROWS)))
+    return pa.table(columns)
+
+
+def speed(folder: Path, rounds: int, threads: int) -> dict[str, object]:
+    """Median rows/s of each reader over alternating rounds, and the ratio to the scan."""
+    path = table_of(folder, 1)
+    pa.set_cpu_count(threads)
+    table = open_table(path)
+    snapshot = table.snapshot()
+    schema = schema_of(snapshot.schema, str(path))
+    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=BATCH, seed=7)
+
+    def scan() -> int:
+        return sum(batch.num_rows for batch in pads.dataset(path).scanner(batch_size=ROW_GROUP).to_batches())
+
+    def numpy_batches() -> int:
+        with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+            return sum(len(features["long_0"]) for features, _, _ in reader.batches(0))
+
+    def tensors() -> int:
+        with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+            return _drain(to_tf_dataset(reader, lambda: Cursor(0, 0)), plan.steps_per_epoch)
+
+    def constant() -> int:
+        return _drain(_constant_dataset(table, schema), plan.steps_per_epoch)
+
+    readers: dict[str, Callable[[], int]] = {
+        "pyarrow scan": scan,
+        "shuffled NumPy batches": numpy_batches,
+        "shuffled tf.data batches": tensors,
+        "tf.data, one constant batch": constant,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    for turn in range(rounds + 1):
+        for name, read in readers.items():
+            start = time.perf_counter()
+            rows = read()
+            if turn:  # the first round warms caches and traces
+                seconds[name].append(time.perf_counter() - start)
+            if rows not in (ROWS, plan.steps_per_epoch * BATCH):
+                raise SystemExit(f"{name} gave {rows} rows of {ROWS}")
+    rates = {name: ROWS / statistics.median(times) for name, times in seconds.items()}
+    return {
+        "benchmark": "input_pipeline",
+        "rows": ROWS,
+        "columns": len(snapshot.schema),
+        "batch": BATCH,
+        "threads": threads,
+        "rows_per_second": {name: round(rate) for name, rate in rates.items()},
+        "ratio_to_scan": {name: round(rate / rates["pyarrow scan"], 3) for name, rate in rates.items()},
+        "milliseconds_per_batch": {name: round(BATCH / rate * 1e3, 4) for name, rate in rates.items()},
+    }
+
+
+_loops: dict[str, Callable[..., object]] = {}
+
+
+def _drain(dataset: object, steps: int) -> int:
+    """Pull ``steps`` batches inside one `tf.function`, as the training loop does; rows seen."""
+    import tensorflow as tf
+
+    if "loop" not in _loops:
+
+        @tf.function(reduce_retracing=True)
+        def loop(iterator: object, count: object) -> object:
+            rows = tf.constant(0)
+            for _ in tf.range(count):
+                rows += tf.shape(next(iterator)["long_0"])[0]
+            return rows
+
+        _loops["loop"] = loop
+    return int(_loops["loop"](iter(dataset), tf.constant(steps)))
+
+
+def _constant_dataset(table: object, schema: object) -> object:
+    import tensorflow as tf
+
+    first = next(iter(table.batches(BATCH, schema)))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = 1
+    dataset = tf.data.Dataset.from_tensors({name: tf.constant(values) for name, values in first.items()})
+    return dataset.repeat().with_options(options)
+
+
+def memory(folder: Path, threads: int) -> dict[str, object]:
+    """Peak memory over the epochs of a table, and of one of 10 times the rows, each in a new process."""
+    runs = {"1 epoch": (1, 1), f"{EPOCHS} epochs": (1, EPOCHS), "10x the rows, 1 epoch": (10, 1)}
+    peaks = {}
+    for name, (files, epochs) in runs.items():
+        command = [sys.executable, __file__, "--peak-of", str(table_of(folder, files))]
+        command += ["--epochs", str(epochs), "--threads", str(threads)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+        peaks[name] = json.loads(done.stdout.splitlines()[-1])
+    base = peaks[f"{EPOCHS} epochs"]["peak_mb"]
+    return {
+        "benchmark": "input_pipeline_memory",
+        "peaks": peaks,
+        "ratio_10x_rows": round(peaks["10x the rows, 1 epoch"]["peak_mb"] / base, 3),
+    }
+
+
+def peak_of(path: Path, epochs: int, threads: int) -> dict[str, object]:
+    """Peak resident memory after each epoch; the process's memory before reading is shown beside it."""
+    snapshot = open_table(path).snapshot()
+    schema = schema_of(snapshot.schema, str(path))
+    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=BATCH, seed=7)
+    before = psutil.Process().memory_info().rss
+    after_epoch = []
+    with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+        for epoch in range(epochs):
+            for _ in reader.batches(epoch):
+                pass
+            after_epoch.append(_peak_mb())
+    return {
+        "rows": snapshot.rows,
+        "before_mb": round(before / 2**20, 1),
+        "peak_after_epoch_mb": after_epoch,
+        "peak_mb": after_epoch[-1],
+    }
+
+
+def _peak_mb() -> float:
+    import resource
+
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def show(result: dict[str, object]) -> None:
+    """Print a result as a table."""
+    if "peaks" in result:
+        grid = Grid("run", "rows", "before, MB", "peak, MB", title="Peak memory of the reader")
+        for name, peak in result["peaks"].items():
+            grid.add_row(name, f"{peak['rows']:,}", str(peak["before_mb"]), str(peak["peak_after_epoch_mb"]))
+        Console().print(grid, f"10x the rows: {result['ratio_10x_rows']} times the peak")
+        return
+    title = f"{result['rows']:,} rows x {result['columns']} columns, {result['threads']} threads"
+    grid = Grid("reader", "rows/s", "of the scan", f"ms per {result['batch']} rows", title=title)
+    for name, rate in result["rows_per_second"].items():
+        ratio, price = result["ratio_to_scan"][name], result["milliseconds_per_batch"][name]
+        grid.add_row(name, f"{rate:,}", f"{ratio:.2f}", f"{price:.3f}")
+    Console().print(grid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Raw sources of some days become checked partitions of a feature table.
+
+Source rows that break their schema go to quarantine, the rest through the transform; its rows are
+checked against the feature schema and written by day, each day replaced in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dl_on_spark.errors import SchemaError, TableError
+from dl_on_spark.lake.checks import (
+    CheckReport,
+    enforce,
+    good_rows,
+    rejected_rows,
+    report_of,
+    with_reasons,
+)
+from dl_on_spark.lake.ddl import fits
+from dl_on_spark.lake.schema import Schema
+from dl_on_spark.lake.sources import SOURCE_FILE, Source, read_source
+from dl_on_spark.lake.storage import join, write_bytes
+from dl_on_spark.lake.writes import WriteReport, write_partitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Transform = Callable[["SparkSession", dict[str, "DataFrame"], datetime.date, datetime.date], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class EtlReport:
+    """What one ETL run read, rejected and wrote."""
+
+    first: datetime.date
+    last: datetime.date
+    checks: tuple[CheckReport, ...]
+    written: WriteReport
+
+    @property
+    def rejected(self) -> int:
+        """Rows in quarantine, of all tables."""
+        return sum(check.rejected for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a JSON report."""
+        return {
+            "first": self.first.isoformat(),
+            "last": self.last.isoformat(),
+            "checks": [check.to_dict() for check in self.checks],
+            "partitions": [
+                {"name": p.name, "rows": p.rows, "bytes": p.bytes, "files": p.files}
+                for p in self.written.partitions
+            ],
+        }
+
+
+def run_etl(
+    spark: SparkSession,
+    *,
+    sources: Sequence[Source],
+    transform: Transform,
+    schema: Schema,
+    table: str,
+    quarantine: str,
+    first: datetime.date,
+    last: datetime.date,
+    date_column: str = "date",
+    max_rejected: float = 0.05,
+    rows_per_file: int = 1_000_000,
+) -> EtlReport:
+    """Process the days `first` to `last`; running it again leaves the same bytes of data.
+
+    The quality report is left beside the data in ``_quality/``. Raises `DataContractError` before
+    anything is written when more than `max_rejected` of a table's rows are rejected, and `SchemaError`
+    when the transform's columns are not those of `schema`.
+    """
+    days = [first + datetime.timedelta(days=i) for i in range((last - first).days + 1)]
+    reports: list[CheckReport] = []
+    rejects: list[tuple[str, DataFrame]] = []
+    with contextlib.ExitStack() as cached:
+
+        def checked(rows: DataFrame, of: Schema, name: str, *, text: bool) -> DataFrame:
+            found = cached.enter_context(_cached(with_reasons(rows, of, text=text)))
+            report = report_of(found, of)
+            enforce(report, of, max_rejected)
+            reports.append(report)
+            rejects.append((name, rejected_rows(found)))
+            return good_rows(found)
+
+        inputs = {}
+        for source in sources:
+            rows = read_source(spark, source, first, last)
+            if source.schema is not None:
+                rows = checked(rows, source.schema, source.name, text=source.format in {"csv", "json"})
+            inputs[source.name] = rows.drop(SOURCE_FILE)
+        features = _as_schema(transform(spark, inputs, first, last), schema)
+        good = checked(features, schema, schema.name, text=False)
+        if reports[-1].rows == reports[-1].rejected:
+            raise TableError(
+                f"the transform gave no rows for {first} to {last}.",
+                fix="Check the sources of these days and the transform.",
+            )
+        keys = [field.name for field in schema.keys]
+        written = write_partitions(
+            good, table, partition_by=date_column, sort_by=keys, rows_per_file=rows_per_file, replaces=days
+        )
+        for name, rows in rejects:
+            _quarantine(rows, join(quarantine, name), date_column, days)
+    report = EtlReport(first, last, tuple(reports), written)
+    write_bytes(
+        join(table, "_quality", f"{first}_{last}.json"), json.dumps(report.to_dict(), indent=1).encode()
+    )
+    return report
+
+
+def _as_schema(rows: DataFrame, schema: Schema) -> DataFrame:
+    """The transform's rows with exactly the schema's columns, in its order."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    for field in schema.fields:
+        if field.name not in rows.columns:
+            raise SchemaError(
+                f"the transform gives no column {field.name!r}, which {schema.source} asks for "
+                f"(it gives: {', '.join(rows.columns)}).",
+                fix="Add it to the transform, or take it out of the schema.",
+            )
+        have = to_arrow_type(rows.schema[field.name].dataType)
+        if not fits(have, field.arrow_type):
+            raise SchemaError(
+                f"the transform gives column {field.name!r} the type {have}; {schema.source} asks for {field.type}.",
+                fix=f"Cast it in the transform: .cast({field.type!r}).",
+            )
+    types = {field.name: field.dataType for field in schema.to_spark()}
+    return rows.select(*(F.col(f"`{f.name}`").cast(types[f.name]).alias(f.name) for f in schema.fields))
+
+
+def _quarantine(rows: DataFrame, uri: str, date_column: str, days: Sequence[datetime.date]) -> None:
+    """Keep rejected rows with their reasons, by day; a day that has none any more loses its folder."""
+    from pyspark.sql import functions as F
+
+    if date_column not in rows.columns:
+        rows = rows.withColumn(date_column, F.lit(days[-1]))
+    rows = rows.where(F.col(date_column).isin(*days))  # days read for lookback belong to another run
+    write_partitions(rows, uri, partition_by=date_column, replaces=days)
+
+
+@contextlib.contextmanager
+def _cached(rows: DataFrame) -> Iterator[DataFrame]:
+    """Rows that are counted, then split: read and checked once."""
+    rows.persist()
+    try:
+        yield rows
+    finally:
+        rows.unpersist()

@@ -1,0 +1,58 @@
+"""A schema as petastorm's Unischema: tensors in columns, each with the codec that stores it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dl_on_spark.errors import MissingExtraError
+from dl_on_spark.lake.schema import Field, Schema
+
+
+def unischema_of(schema: Schema) -> Any:
+    """petastorm's Unischema of all fields. Raises `MissingExtraError` where petastorm is not installed."""
+    _stand_in_for_removed_modules()
+    try:
+        from petastorm.unischema import Unischema, UnischemaField
+    except ImportError as error:
+        raise MissingExtraError("petastorm", "petastorm") from error
+    fields = [
+        UnischemaField(field.name, _numpy_type(field), field.shape or (), _codec(field), field.nullable)
+        for field in schema.fields
+    ]
+    return Unischema(schema.name, fields)
+
+
+def _stand_in_for_removed_modules() -> None:
+    """petastorm imports two modules that newer pyarrow no longer has; its codecs do not use them."""
+    for name in ("filesystem", "hdfs"):
+        full = f"pyarrow.{name}"
+        if full not in sys.modules and not hasattr(pa, name):
+            sys.modules[full] = ModuleType(full)
+
+
+def _numpy_type(field: Field) -> Any:
+    kind = field.arrow_type
+    if pa.types.is_string(kind):
+        return np.str_
+    if pa.types.is_binary(kind) and field.shape is None:
+        return np.bytes_
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return np.datetime64
+    return np.dtype(field.dtype or ("float32" if pa.types.is_binary(kind) else kind.to_pandas_dtype())).type
+
+
+def _codec(field: Field) -> Any:
+    from petastorm import codecs
+
+    if field.codec == "ndarray":
+        return codecs.NdarrayCodec()
+    if field.codec == "compressed_ndarray":
+        return codecs.CompressedNdarrayCodec()
+    if field.codec in {"png", "jpeg"}:
+        return codecs.CompressedImageCodec(field.codec)
+    return codecs.ScalarCodec(Schema("", [field]).to_spark().fields[0].dataType)

@@ -1,0 +1,369 @@
+"""A table's contract: one YAML file says each column's type, role, checks and preprocessing.
+
+Four views come from the one source: Spark's StructType, an Arrow schema, petastorm's Unischema and
+the inputs of a Keras model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pyarrow as pa
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import Field as PydanticField
+
+from dl_on_spark.errors import SchemaError
+from dl_on_spark.lake import ddl
+
+if TYPE_CHECKING:
+    import keras
+    from pyspark.sql.types import StructType
+
+Role = Literal["feature", "label", "weight", "key", "partition"]
+Preprocess = str | dict[str, dict[str, Any]]
+
+# Each preprocessing step: its options, and those that must be given.
+_STEPS: dict[str, tuple[set[str], set[str]]] = {
+    "standardize": (set(), set()),
+    "vocabulary": ({"max", "oov"}, {"max"}),
+    "hash": ({"buckets"}, {"buckets"}),
+    "bucketize": ({"boundaries", "quantiles"}, set()),
+}
+_DEFAULT_OOV = 1
+
+
+class Checks(BaseModel):
+    """What each value of a field must satisfy; a null passes all but ``not_null``.
+
+    ``fraction``: least share of rows that must pass this field's checks, else the ETL fails.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    min: float | str | None = None
+    max: float | str | None = None
+    one_of: tuple[Any, ...] | None = PydanticField(default=None, alias="in")
+    regex: str | None = None
+    unique: bool = False
+    not_null: bool = False
+    fraction: float | None = PydanticField(default=None, ge=0, le=1)
+
+
+class Field(BaseModel):
+    """One column. ``type`` is Spark DDL; ``shape`` and ``dtype`` describe the tensor of one row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    type: str
+    nullable: bool = True
+    role: Role | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    codec: Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"] | None = None
+    nulls: Literal["refuse", "indicator"] | dict[Literal["fill"], Any] = "refuse"
+    checks: Checks = Checks()
+    preprocess: Preprocess | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _known_type(cls, value: str) -> str:
+        try:
+            ddl.arrow_type(value)
+        except SchemaError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("preprocess")
+    @classmethod
+    def _known_preprocess(cls, value: Preprocess | None) -> Preprocess | None:
+        if value is None:
+            return None
+        step, options = (value, {}) if isinstance(value, str) else _only_entry(value)
+        if step not in _STEPS:
+            raise ValueError(f"unknown preprocess {step!r}; known: {', '.join(_STEPS)}")
+        known, needed = _STEPS[step]
+        for name in options:
+            if name not in known:
+                raise ValueError(
+                    f"preprocess {step} has no option {name!r}; known: {', '.join(sorted(known))}"
+                )
+        if needed - set(options):
+            raise ValueError(f"preprocess {step} needs the option {sorted(needed - set(options))[0]!r}")
+        if step == "bucketize" and len(options) != 1:
+            raise ValueError("preprocess bucketize needs either boundaries or quantiles")
+        if isinstance(value, str) and step != "standardize":
+            return {step: options}
+        return step if step == "standardize" else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        number = not any(
+            kind(self.arrow_type) for kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested)
+        )
+        if self.step in {"standardize", "bucketize"} and not number:
+            raise ValueError(f"preprocess {self.step} needs numbers, not {self.type}")
+        return self
+
+    @cached_property
+    def arrow_type(self) -> pa.DataType:
+        """The column's Arrow type."""
+        return ddl.arrow_type(self.type)
+
+    @property
+    def step(self) -> str | None:
+        """Name of the preprocessing step."""
+        return (
+            self.preprocess
+            if self.preprocess is None or isinstance(self.preprocess, str)
+            else next(iter(self.preprocess))
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the preprocessing step."""
+        return (
+            {}
+            if self.preprocess is None or isinstance(self.preprocess, str)
+            else next(iter(self.preprocess.values()))
+        )
+
+    @property
+    def cardinality(self) -> int:
+        """How many different integers the preprocessed column may hold, for an embedding's first size.
+
+        A vocabulary's first ``oov`` indices are the unknown values.
+        """
+        if self.step == "vocabulary":
+            return int(self.options["max"]) + int(self.options.get("oov", _DEFAULT_OOV))
+        if self.step == "hash":
+            return int(self.options["buckets"])
+        if self.step == "bucketize":
+            bounds = self.options.get("boundaries")
+            return (int(self.options["quantiles"]) - 1 if bounds is None else len(bounds)) + 1
+        raise SchemaError(
+            f"field {self.name!r} has no fixed set of integers.",
+            fix="Give it preprocess: vocabulary, hash or bucketize.",
+        )
+
+    def tensor_spec(self) -> tuple[tuple[int, ...], str]:
+        """(shape of one row, dtype name) after preprocessing; text and bytes have the dtype "string"."""
+        shape = self.shape or ()
+        if self.step == "standardize":
+            return shape, "float32"
+        if self.step is not None:
+            return shape, "int32"
+        if self.dtype is not None:
+            return shape, self.dtype
+        return shape, _dtype(self.arrow_type)
+
+
+class Schema:
+    """The fields of one table, in order."""
+
+    def __init__(self, name: str, fields: Iterable[Field], source: str = "the schema") -> None:
+        self.name = name
+        self.fields = tuple(fields)
+        self.source = source
+        self._by_name = {field.name: field for field in self.fields}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Schema:
+        """Read a schema file. Raises `SchemaError` naming file, field and what is wrong with it."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SchemaError(
+                f"{path}: cannot be read ({error}).", fix="Check the path of the schema."
+            ) from error
+        return cls.from_yaml(text, str(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str = "the schema") -> Schema:
+        """The schema in YAML text; `source` is named in errors."""
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SchemaError(
+                f"{source}: not valid YAML: {error}", fix="Mend the line named above."
+            ) from error
+        return cls.from_dict(data, source)
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "the schema") -> Schema:
+        """The schema of a mapping ``{"name": …, "fields": {column: {…}}}``."""
+        if not isinstance(data, dict) or not isinstance(data.get("fields"), dict) or not data["fields"]:
+            raise SchemaError(
+                f"{source}: needs `name` and `fields`.", fix="See schemas/flight_features.yaml."
+            )
+        unknown = set(data) - {"name", "fields"}
+        if unknown:
+            raise SchemaError(f"{source}: unknown entry {sorted(unknown)[0]!r}.", fix="Known: name, fields.")
+        fields = [_field(name, spec, source) for name, spec in data["fields"].items()]
+        return cls(str(data.get("name", "")), fields, source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads."""
+        fields = {}
+        for field in self.fields:
+            spec = field.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            fields[spec.pop("name")] = spec
+        return {"name": self.name, "fields": fields}
+
+    def to_yaml(self) -> str:
+        """The text that `from_yaml` reads."""
+        return str(yaml.safe_dump(self.to_dict(), sort_keys=False))
+
+    def __getitem__(self, name: str) -> Field:
+        if name not in self._by_name:
+            near = difflib.get_close_matches(name, self._by_name, n=1)
+            raise SchemaError(
+                f"{self.source} has no field {name!r}.",
+                fix=f"Did you mean {near[0]!r}?" if near else f"Fields: {', '.join(self._by_name)}.",
+            )
+        return self._by_name[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and (self.name, self.fields) == (other.name, other.fields)
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(field.name for field in self.fields)))
+
+    def with_role(self, role: Role) -> tuple[Field, ...]:
+        """The fields of one role."""
+        return tuple(field for field in self.fields if field.role == role)
+
+    @property
+    def features(self) -> tuple[Field, ...]:
+        """What the model sees."""
+        return self.with_role("feature")
+
+    @property
+    def labels(self) -> tuple[Field, ...]:
+        """What it learns to predict."""
+        return self.with_role("label")
+
+    @property
+    def weight(self) -> Field | None:
+        """The sample weight, if there is one."""
+        return next(iter(self.with_role("weight")), None)
+
+    @property
+    def keys(self) -> tuple[Field, ...]:
+        """What identifies a row."""
+        return self.with_role("key")
+
+    @property
+    def partitions(self) -> tuple[Field, ...]:
+        """Columns that name folders."""
+        return self.with_role("partition")
+
+    @property
+    def feed_columns(self) -> list[str]:
+        """Columns that training reads: features, labels, weight."""
+        weight = [] if self.weight is None else [self.weight]
+        return [field.name for field in (*self.features, *self.labels, *weight)]
+
+    def check(self, have: pa.Schema, uri: str, columns: Iterable[str] | None = None) -> None:
+        """Raise `SchemaError` unless `have` holds `columns` (default: all fields) with types that fit."""
+        for name in [field.name for field in self.fields] if columns is None else columns:
+            field = self[name]
+            if name not in have.names:
+                near = difflib.get_close_matches(name, have.names, n=1)
+                raise SchemaError(
+                    f"{uri} has no column {name!r}, which {self.source} asks for.",
+                    fix=(f"Did you mean {near[0]!r}? " if near else "")
+                    + f"Columns of the table: {', '.join(have.names)}.",
+                )
+            kind = have.field(name).type
+            if not ddl.fits(kind, field.arrow_type):
+                raise SchemaError(
+                    f"{uri}: column {name!r} has type {kind}; {self.source} asks for {field.type}.",
+                    fix="Correct `type` in the schema, or write the column with that type.",
+                )
+
+    def to_arrow(self) -> pa.Schema:
+        """Arrow schema of all fields."""
+        return pa.schema([pa.field(f.name, f.arrow_type, nullable=f.nullable) for f in self.fields])
+
+    def to_spark(self) -> StructType:
+        """Spark's StructType of all fields."""
+        from pyspark.sql.pandas.types import from_arrow_type
+        from pyspark.sql.types import StructField, StructType
+
+        return StructType(
+            [StructField(f.name, from_arrow_type(f.arrow_type), f.nullable) for f in self.fields]
+        )
+
+    def to_unischema(self) -> Any:
+        """petastorm's Unischema of all fields (extra ``petastorm``)."""
+        from dl_on_spark.lake.petastorm_view import unischema_of
+
+        return unischema_of(self)
+
+    def keras_inputs(self) -> dict[str, keras.KerasTensor]:
+        """A ``keras.Input`` for each feature, by name, after preprocessing."""
+        from dl_on_spark.lake.keras_view import inputs_of
+
+        return inputs_of(self)
+
+
+def _field(name: str, spec: Any, source: str) -> Field:
+    if not isinstance(spec, dict):
+        raise SchemaError(
+            f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}"
+        )
+    try:
+        return Field(name=str(name), **spec)
+    except (ValidationError, TypeError) as error:
+        raise SchemaError(f"{source}: field {name!r}: {_explain(error)}.", fix="Mend that entry.") from error
+
+
+def _explain(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return str(error)
+    findings = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"] if not str(part).startswith(("literal[", "dict[")))
+        text = item["msg"].removeprefix("Value error, ").rstrip(".")
+        if item["type"] == "extra_forbidden":
+            known = Checks.model_fields if "checks" in item["loc"] else Field.model_fields
+            names = [field.alias or key for key, field in known.items() if key != "name"]
+            near = difflib.get_close_matches(str(item["loc"][-1]), names, n=1)
+            text = (
+                f"unknown entry; did you mean {near[0]!r}" if near else f"unknown; known: {', '.join(names)}"
+            )
+        findings.append(f"{place}: {text}" if place else text)
+    return "; ".join(findings)
+
+
+def _only_entry(value: dict[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if len(value) != 1:
+        raise ValueError("preprocess is one step with its options")
+    ((step, options),) = value.items()
+    return step, options or {}
+
+
+def _dtype(kind: pa.DataType) -> str:
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_decimal(kind):
+        return "float64"
+    if pa.types.is_date(kind):
+        return "int32"
+    if pa.types.is_timestamp(kind):
+        return "int64"
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return "string"
+    if pa.types.is_struct(kind):
+        raise SchemaError("a struct is not a tensor.", fix="Name its fields by dots: `place.x`.")
+    return str(kind.to_pandas_dtype().__name__).rstrip("_")

@@ -1,0 +1,93 @@
+"""Raw tables as the ETL reads them: the files of some days, with their columns by name."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dl_on_spark.errors import TableError
+from dl_on_spark.lake.schema import Schema
+from dl_on_spark.lake.storage import join, list_files, local_path, locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_HEADER_BYTES = 64 * 1024
+SOURCE_FILE = "source_file"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One raw table. ``partition``: its hive column of days; ``lookback_days``: days read before the first."""
+
+    name: str
+    uri: str
+    format: str = "csv"
+    schema: Schema | None = None
+    partition: str | None = None
+    lookback_days: int = 0
+
+
+def read_source(spark: SparkSession, source: Source, first: datetime.date, last: datetime.date) -> DataFrame:
+    """Rows of `first` to `last` (all rows without a partition column), text columns for CSV.
+
+    The column ``source_file`` names each row's file. CSV files may differ in the order of their columns.
+    Raises `TableError` when no file is there for these days.
+    """
+    from pyspark.sql import functions as F
+
+    files = _files(source, first, last)
+    groups: dict[str, list[str]] = {}
+    for file in files:
+        header = _header(source, file) if source.format == "csv" else ""
+        groups.setdefault(header, []).append(file)
+    frames = []
+    for names in groups.values():
+        reader = spark.read.option("basePath", _spark_path(source.uri))
+        paths = [_spark_path(join(source.uri, name)) for name in names]
+        if source.format == "csv":
+            reader = reader.option("header", True).option("mode", "PERMISSIVE")
+        frame = reader.format(source.format).load(paths)
+        frames.append(frame.withColumn(SOURCE_FILE, F.col("_metadata.file_path")))
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame, allowMissingColumns=True)
+    return whole
+
+
+def _files(source: Source, first: datetime.date, last: datetime.date) -> Sequence[str]:
+    files = [f for f in list_files(source.uri) if not any(part[0] in "_." for part in f.split("/"))]
+    if source.partition is not None:
+        begin = first - datetime.timedelta(days=source.lookback_days)
+        days = {
+            f"{source.partition}={begin + datetime.timedelta(days=i)}" for i in range((last - begin).days + 1)
+        }
+        files = [file for file in files if days & set(file.split("/"))]
+    if not files:
+        when = f" for {first} to {last}" if source.partition else ""
+        raise TableError(
+            f"source {source.name!r}: no files{when} in {source.uri}.",
+            fix="Check etl.sources and --date, or wait for the upstream system.",
+        )
+    return files
+
+
+def _header(source: Source, file: str) -> str:
+    place = locate(join(source.uri, file))
+    with place.filesystem.open_input_stream(place.path) as stream:
+        line: bytes = stream.read(_HEADER_BYTES).split(b"\n", 1)[0]
+    if not line.strip():
+        raise TableError(
+            f"source {source.name!r}: {file} has no header line.", fix="Remove or mend the file."
+        )
+    return line.decode(errors="replace").strip()
+
+
+def _spark_path(uri: str) -> str:
+    local = local_path(uri)
+    if local is None:
+        return uri
+    # Spark reads globs in paths; a folder's name may hold such letters.
+    return "".join(f"\\{letter}" if letter in "*?[]{}" else letter for letter in str(local))

@@ -1,0 +1,34 @@
+"""Functions named in configuration as ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from dl_on_spark.errors import ConfigError
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function behind `reference`.
+
+    Raises `ConfigError` when the module is not found or has no such function. An error inside the
+    module is not hidden: it is raised as it is.
+    """
+    module_name, separator, name = reference.partition(":")
+    if not separator or not module_name or not name:
+        raise ConfigError(f"{reference!r} names no function.", fix="Write it as package.module:function.")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        raise ConfigError(
+            f"{reference!r}: there is no module {error.name!r}.",
+            fix="Ship it with --py-files (dl-on-spark package --include FOLDER), or run where it can be imported.",
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{reference!r}: {module_name} has no function {name!r}.", fix="Mend the name.")
+    found: Callable[..., Any] = function
+    return found

@@ -1,0 +1,1 @@
+"""Flight delays: raw files, transform and model of the demo."""
