@@ -33,9 +33,7 @@ def run(
             name=name,
             uri=config.data_path(source.path),
             format=source.format,
-            schema=None
-            if source.source_schema is None
-            else Schema.load(config.schema_path(source.source_schema)),
+            schema=None if source.source_schema is None else Schema.load(config.schema_path(source.source_schema)),
             partition=source.partition,
             lookback_days=source.lookback_days,
         )

@@ -89,9 +89,7 @@ def enforce(report: CheckReport, schema: Schema, max_rejected: float) -> None:
         )
     for field in schema.fields:
         least = field.checks.fraction
-        broken = sum(
-            count for reason, count in report.reasons.items() if reason.startswith(f"{field.name}: ")
-        )
+        broken = sum(count for reason, count in report.reasons.items() if reason.startswith(f"{field.name}: "))
         if least is not None and report.rows and 1 - broken / report.rows < least:
             raise DataContractError(
                 f"{report.name}: column {field.name!r} passes its checks in {1 - broken / report.rows:.1%} of "

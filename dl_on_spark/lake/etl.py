@@ -55,8 +55,7 @@ class EtlReport:
             "last": self.last.isoformat(),
             "checks": [check.to_dict() for check in self.checks],
             "partitions": [
-                {"name": p.name, "rows": p.rows, "bytes": p.bytes, "files": p.files}
-                for p in self.written.partitions
+                {"name": p.name, "rows": p.rows, "bytes": p.bytes, "files": p.files} for p in self.written.partitions
             ],
         }
 
@@ -114,9 +113,7 @@ def run_etl(
         for name, rows in rejects:
             _quarantine(rows, join(quarantine, name), date_column, days)
     report = EtlReport(first, last, tuple(reports), written)
-    write_bytes(
-        join(table, "_quality", f"{first}_{last}.json"), json.dumps(report.to_dict(), indent=1).encode()
-    )
+    write_bytes(join(table, "_quality", f"{first}_{last}.json"), json.dumps(report.to_dict(), indent=1).encode())
     return report
 
 

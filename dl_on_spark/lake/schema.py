@@ -91,9 +91,7 @@ class Field(BaseModel):
         known, needed = _STEPS[step]
         for name in options:
             if name not in known:
-                raise ValueError(
-                    f"preprocess {step} has no option {name!r}; known: {', '.join(sorted(known))}"
-                )
+                raise ValueError(f"preprocess {step} has no option {name!r}; known: {', '.join(sorted(known))}")
         if needed - set(options):
             raise ValueError(f"preprocess {step} needs the option {sorted(needed - set(options))[0]!r}")
         if step == "bucketize" and len(options) != 1:
@@ -104,9 +102,7 @@ class Field(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        number = not any(
-            kind(self.arrow_type) for kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested)
-        )
+        number = not any(kind(self.arrow_type) for kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
         if self.step in {"standardize", "bucketize"} and not number:
             raise ValueError(f"preprocess {self.step} needs numbers, not {self.type}")
         return self
@@ -129,9 +125,7 @@ class Field(BaseModel):
     def options(self) -> dict[str, Any]:
         """Options of the preprocessing step."""
         return (
-            {}
-            if self.preprocess is None or isinstance(self.preprocess, str)
-            else next(iter(self.preprocess.values()))
+            {} if self.preprocess is None or isinstance(self.preprocess, str) else next(iter(self.preprocess.values()))
         )
 
     @property
@@ -179,9 +173,7 @@ class Schema:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise SchemaError(
-                f"{path}: cannot be read ({error}).", fix="Check the path of the schema."
-            ) from error
+            raise SchemaError(f"{path}: cannot be read ({error}).", fix="Check the path of the schema.") from error
         return cls.from_yaml(text, str(path))
 
     @classmethod
@@ -190,18 +182,14 @@ class Schema:
         try:
             data = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise SchemaError(
-                f"{source}: not valid YAML: {error}", fix="Mend the line named above."
-            ) from error
+            raise SchemaError(f"{source}: not valid YAML: {error}", fix="Mend the line named above.") from error
         return cls.from_dict(data, source)
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "the schema") -> Schema:
         """The schema of a mapping ``{"name": …, "fields": {column: {…}}}``."""
         if not isinstance(data, dict) or not isinstance(data.get("fields"), dict) or not data["fields"]:
-            raise SchemaError(
-                f"{source}: needs `name` and `fields`.", fix="See schemas/flight_features.yaml."
-            )
+            raise SchemaError(f"{source}: needs `name` and `fields`.", fix="See schemas/flight_features.yaml.")
         unknown = set(data) - {"name", "fields"}
         if unknown:
             raise SchemaError(f"{source}: unknown entry {sorted(unknown)[0]!r}.", fix="Known: name, fields.")
@@ -300,9 +288,7 @@ class Schema:
         from pyspark.sql.pandas.types import from_arrow_type
         from pyspark.sql.types import StructField, StructType
 
-        return StructType(
-            [StructField(f.name, from_arrow_type(f.arrow_type), f.nullable) for f in self.fields]
-        )
+        return StructType([StructField(f.name, from_arrow_type(f.arrow_type), f.nullable) for f in self.fields])
 
     def to_unischema(self) -> Any:
         """petastorm's Unischema of all fields (extra ``petastorm``)."""
@@ -319,9 +305,7 @@ class Schema:
 
 def _field(name: str, spec: Any, source: str) -> Field:
     if not isinstance(spec, dict):
-        raise SchemaError(
-            f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}"
-        )
+        raise SchemaError(f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}")
     try:
         return Field(name=str(name), **spec)
     except (ValidationError, TypeError) as error:
@@ -339,9 +323,7 @@ def _explain(error: ValidationError | TypeError) -> str:
             known = Checks.model_fields if "checks" in item["loc"] else Field.model_fields
             names = [field.alias or key for key, field in known.items() if key != "name"]
             near = difflib.get_close_matches(str(item["loc"][-1]), names, n=1)
-            text = (
-                f"unknown entry; did you mean {near[0]!r}" if near else f"unknown; known: {', '.join(names)}"
-            )
+            text = f"unknown entry; did you mean {near[0]!r}" if near else f"unknown; known: {', '.join(names)}"
         findings.append(f"{place}: {text}" if place else text)
     return "; ".join(findings)
 

@@ -61,9 +61,7 @@ def _files(source: Source, first: datetime.date, last: datetime.date) -> Sequenc
     files = [f for f in list_files(source.uri) if not any(part[0] in "_." for part in f.split("/"))]
     if source.partition is not None:
         begin = first - datetime.timedelta(days=source.lookback_days)
-        days = {
-            f"{source.partition}={begin + datetime.timedelta(days=i)}" for i in range((last - begin).days + 1)
-        }
+        days = {f"{source.partition}={begin + datetime.timedelta(days=i)}" for i in range((last - begin).days + 1)}
         files = [file for file in files if days & set(file.split("/"))]
     if not files:
         when = f" for {first} to {last}" if source.partition else ""
@@ -79,9 +77,7 @@ def _header(source: Source, file: str) -> str:
     with place.filesystem.open_input_stream(place.path) as stream:
         line: bytes = stream.read(_HEADER_BYTES).split(b"\n", 1)[0]
     if not line.strip():
-        raise TableError(
-            f"source {source.name!r}: {file} has no header line.", fix="Remove or mend the file."
-        )
+        raise TableError(f"source {source.name!r}: {file} has no header line.", fix="Remove or mend the file.")
     return line.decode(errors="replace").strip()
 
 

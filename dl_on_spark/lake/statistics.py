@@ -77,9 +77,7 @@ def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) 
 
     Raises `SchemaError` where a field has no value at all to learn from.
     """
-    needed = [
-        f for f in schema.features if f.step in {"standardize", "vocabulary"} or "quantiles" in f.options
-    ]
+    needed = [f for f in schema.features if f.step in {"standardize", "vocabulary"} or "quantiles" in f.options]
     labels = [f for f in schema.labels if _is_number(f.arrow_type) and not f.shape]
     wanted = [*needed, *labels]
     if not wanted:
@@ -177,9 +175,7 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
         )
     if "words" in merged:
         ranked = sorted(merged["words"], key=lambda item: (-item[1], str(item[0])))
-        return FieldStatistics(
-            count, nulls, vocabulary=tuple(w for w, _ in ranked[: int(spec.options["max"])])
-        )
+        return FieldStatistics(count, nulls, vocabulary=tuple(w for w, _ in ranked[: int(spec.options["max"])]))
     boundaries = None
     if "points" in merged:
         boundaries = _quantiles(merged["points"], int(spec.options["quantiles"]))

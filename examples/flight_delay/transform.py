@@ -43,9 +43,7 @@ def flight_features(
         F.col("hour").cast("int").alias("sched_hour"),
         F.dayofweek("date").alias("day_of_week"),
         (F.col("hour") * 60 + F.col("minute")).cast("float").alias("sched_minute"),
-        _scheduled_minutes(F.col("sched_arr_time"), F.col("sched_dep_time"))
-        .cast("float")
-        .alias("sched_duration"),
+        _scheduled_minutes(F.col("sched_arr_time"), F.col("sched_dep_time")).cast("float").alias("sched_duration"),
         F.col("distance").cast("float").alias("distance"),
         F.col("temp").cast("float").alias("temperature"),
         F.col("humid").cast("float").alias("humidity"),

@@ -1,0 +1,77 @@
+"""Checks: each bad row gets all of its reasons in one pass, and too many of them stop the night."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dl_on_spark.errors import DataContractError, SchemaError
+from dl_on_spark.lake.checks import enforce, good_rows, rejected_rows, report_of, with_reasons
+from dl_on_spark.lake.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = Schema.from_yaml(
+    """
+name: flights
+fields:
+  id: {type: int, checks: {not_null: true, unique: true}}
+  distance: {type: double, checks: {min: 0, max: 100}}
+  origin: {type: string, checks: {in: [EWR, JFK]}}
+  carrier: {type: string, checks: {regex: "[A-Z]{2}", fraction: 0.5}}
+"""
+)
+ROWS = [
+    ("1", "10", "EWR", "UA"),
+    ("2", "far", "EWR", "UA"),
+    ("3", "-1", "LGA", "UA"),
+    ("4", "101", None, "UAX"),
+    ("5", None, "JFK", None),
+    ("6", "1", "JFK", "UA"),
+    ("6", "1", "JFK", "UA"),
+    (None, "1", "JFK", "UA"),
+]
+
+
+def test_each_row_gets_every_reason_and_text_that_is_no_number_is_one(spark: SparkSession) -> None:
+    checked = with_reasons(
+        spark.createDataFrame(ROWS, "id string, distance string, origin string, carrier string"), SCHEMA, text=True
+    ).cache()
+    report = report_of(checked, SCHEMA)
+    assert (report.rows, report.rejected) == (8, 6)
+    assert report.reasons == {
+        "id: not unique": 2,
+        "distance: not double": 1,
+        "distance: below 0": 1,
+        "origin: not one of EWR, JFK": 1,
+        "distance: above 100": 1,
+        "carrier: does not match [A-Z]{2}": 1,
+        "id: null": 1,
+    }
+    assert sorted(row.id for row in good_rows(checked).collect()) == [1, 5]
+    assert rejected_rows(checked).count() == 6
+    checked.unpersist()
+
+
+def test_too_many_rejected_rows_are_an_error_that_names_the_worst_checks(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(ROWS, "id string, distance string, origin string, carrier string")
+    report = report_of(with_reasons(rows, SCHEMA, text=True), SCHEMA)
+    enforce(report, SCHEMA, max_rejected=0.75)
+    with pytest.raises(DataContractError, match=r"6 of 8 rows .*id: not unique \(2\)"):
+        enforce(report, SCHEMA, max_rejected=0.5)
+
+
+def test_a_field_may_demand_a_share_of_its_own(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [(str(i), "1", "EWR", "nope") for i in range(3)], "id string, distance string, origin string, carrier string"
+    )
+    report = report_of(with_reasons(rows, SCHEMA, text=True), SCHEMA)
+    with pytest.raises(DataContractError, match="'carrier' passes its checks in 0.0%"):
+        enforce(report, SCHEMA, max_rejected=1.0)
+
+
+def test_a_missing_column_is_named(spark: SparkSession) -> None:
+    with pytest.raises(SchemaError, match="'distance'"):
+        with_reasons(spark.createDataFrame([("1",)], "id string"), SCHEMA, text=True)

@@ -1,0 +1,99 @@
+"""Schemas: what a file may say, what it becomes, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dl_on_spark.errors import MissingExtraError, SchemaError
+from dl_on_spark.lake.schema import Schema
+
+TEXT = """
+name: flight_features
+fields:
+  distance: {type: float, role: feature, nulls: indicator, checks: {min: 0}, preprocess: standardize}
+  carrier: {type: string, role: feature, preprocess: {vocabulary: {max: 64, oov: 2}}}
+  hour: {type: int, role: feature, preprocess: {bucketize: {boundaries: [6, 12, 18]}}}
+  image: {type: binary, shape: [4, 4, 3], dtype: float32, codec: ndarray}
+  weight: {type: double, role: weight}
+  delayed: {type: int, role: label, checks: {in: [0, 1]}}
+  date: {type: date, role: partition}
+"""
+
+
+def test_a_schema_survives_its_yaml_text() -> None:
+    schema = Schema.from_yaml(TEXT)
+    assert Schema.from_yaml(schema.to_yaml()) == schema
+    assert schema.feed_columns == ["distance", "carrier", "hour", "delayed", "weight"]
+
+
+def test_tensor_specs_are_those_after_preprocessing() -> None:
+    schema = Schema.from_yaml(TEXT)
+    assert schema["distance"].tensor_spec() == ((), "float32")
+    assert schema["carrier"].tensor_spec() == ((), "int32")
+    assert schema["image"].tensor_spec() == ((4, 4, 3), "float32")
+    assert schema["date"].tensor_spec() == ((), "int32")
+    assert schema["carrier"].cardinality == 66
+    assert schema["hour"].cardinality == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{type: int, rolle: feature}", "did you mean 'role'"),
+        ("{type: int, checks: {mim: 0}}", "did you mean"),
+        ("{type: quux}", "not one that can be used"),
+        ("{type: string, preprocess: standardize}", "needs numbers"),
+        ("{type: string, preprocess: {vocabulary: {}}}", "needs the option 'max'"),
+        ("{type: int, nulls: drop}", "nulls"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_file_field_and_reason(tmp_path: Path, wrong: str, said: str) -> None:
+    file = tmp_path / "flights.yaml"
+    file.write_text(f"name: flights\nfields:\n  carrier: {wrong}\n")
+    with pytest.raises(SchemaError) as caught:
+        Schema.load(file)
+    assert str(file) in str(caught.value)
+    assert "'carrier'" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_missing_columns_and_wrong_types_are_named_before_launch() -> None:
+    schema = Schema.from_yaml(TEXT)
+    good = schema.to_arrow()
+    schema.check(good, "lake/flights")
+    with pytest.raises(SchemaError, match="lake/flights has no column 'carrier'"):
+        schema.check(good.remove(good.get_field_index("carrier")), "lake/flights")
+    wrong = good.set(good.get_field_index("delayed"), pa.field("delayed", pa.string()))
+    with pytest.raises(SchemaError, match="'delayed' has type string"):
+        schema.check(wrong, "lake/flights")
+
+
+def test_spark_and_arrow_views_agree() -> None:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    schema = Schema.from_yaml(TEXT)
+    spark = schema.to_spark()
+    assert [to_arrow_type(f.dataType) for f in spark] == [field.type for field in schema.to_arrow()]
+
+
+def test_keras_inputs_hold_an_indicator_beside_each_field_that_asks_for_one() -> None:
+    inputs = Schema.from_yaml(TEXT).keras_inputs()
+    assert list(inputs) == ["distance", "distance_is_null", "carrier", "hour"]
+    assert inputs["carrier"].dtype == "int32"
+
+
+def test_petastorms_view_names_the_extra_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "petastorm.unischema", None)
+    with pytest.raises(MissingExtraError, match="petastorm"):
+        Schema.from_yaml(TEXT).to_unischema()
+
+
+@pytest.mark.parametrize("name", ["flights", "weather", "planes", "flight_features"])
+def test_every_schema_of_the_repository_loads(name: str) -> None:
+    origin = importlib.util.find_spec("dl_on_spark").origin  # type: ignore[union-attr]
+    schema = Schema.load(Path(str(origin)).parents[1] / "schemas" / f"{name}.yaml")
+    assert schema.name == name
