@@ -57,7 +57,7 @@ def with_reasons(rows: DataFrame, schema: Schema, *, text: bool) -> DataFrame:
             reasons.append(F.when(column.isNotNull() & cast.isNull(), F.lit(f"{field.name}: not {ddl}")))
             typed[field.name] = cast
             column = cast
-        reasons += _reasons(field, column)
+        reasons += _reasons(field, column, given=F.col(f"`{field.name}`"))
     found = F.array_compact(F.array(*reasons)) if reasons else F.array().cast("array<string>")
     return rows.select(
         *(typed[name].alias(name) if name in typed else F.col(f"`{name}`") for name in rows.columns),
@@ -112,15 +112,18 @@ def rejected_rows(checked: DataFrame) -> DataFrame:
     return checked.where(F.size(REASONS) > 0)
 
 
-def _reasons(field: Field, column: Column) -> Sequence[Column]:
-    """For each check of a field, its reason where a row breaks it (else null)."""
+def _reasons(field: Field, column: Column, given: Column) -> Sequence[Column]:
+    """For each check of a field, its reason where a row breaks it (else null).
+
+    ``given``: the column before its cast, so that text that is no number is not called a null as well.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
     checks = field.checks
     broken: list[tuple[Column, str]] = []
     if checks.not_null or not field.nullable:
-        broken.append((column.isNull(), "null"))
+        broken.append((given.isNull(), "null"))
     if checks.min is not None:
         broken.append((column < F.lit(checks.min), f"below {_text(checks.min)}"))
     if checks.max is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -12,13 +13,17 @@ import pyarrow as pa
 from dl_on_spark.errors import MissingExtraError
 from dl_on_spark.lake.schema import Field, Schema
 
+_REMOVED = {"filesystem": ("FileSystem", "LocalFileSystem"), "hdfs": ("HadoopFileSystem",)}
+
 
 def unischema_of(schema: Schema) -> Any:
     """petastorm's Unischema of all fields. Raises `MissingExtraError` where petastorm is not installed."""
     _stand_in_for_removed_modules()
     try:
         from petastorm.unischema import Unischema, UnischemaField
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "petastorm":
+            raise  # petastorm is there, and one of its own dependencies is not
         raise MissingExtraError("petastorm", "petastorm") from error
     fields = [
         UnischemaField(field.name, _numpy_type(field), field.shape or (), _codec(field), field.nullable)
@@ -28,11 +33,15 @@ def unischema_of(schema: Schema) -> Any:
 
 
 def _stand_in_for_removed_modules() -> None:
-    """petastorm imports two modules that newer pyarrow no longer has; its codecs do not use them."""
-    for name in ("filesystem", "hdfs"):
+    """petastorm imports classes of two modules that newer pyarrow no longer has; its codecs do not use them."""
+    for name, classes in _REMOVED.items():
         full = f"pyarrow.{name}"
-        if full not in sys.modules and not hasattr(pa, name):
-            sys.modules[full] = ModuleType(full)
+        if full not in sys.modules and importlib.util.find_spec(full) is None:
+            module = ModuleType(full)
+            for each in classes:
+                setattr(module, each, type(each, (), {}))
+            sys.modules[full] = module
+            setattr(pa, name, module)
 
 
 def _numpy_type(field: Field) -> Any:

@@ -1,0 +1,339 @@
+"""The driver's side of a training run: check, pin, plan, launch, restart, result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dl_on_spark.errors import ConfigError, InputError, TrainingFailed, WorkerFailed
+from dl_on_spark.input_pipeline import SamplePlan
+from dl_on_spark.lake import RowGroups, Schema, Snapshot, Statistics, Table, compute_statistics
+from dl_on_spark.launch import LaunchRequest, Message, launch, preflight
+from dl_on_spark.sync import SyncStrategy, parse_sync
+from dl_on_spark.training.checkpoint import CheckpointStore
+from dl_on_spark.training.progress import TrainingProgress
+from dl_on_spark.training.result import TrainingResult
+from dl_on_spark.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+_ENTRY = "dl_on_spark.training.worker:run"
+_KEEP_CHECKPOINTS = 3
+Resume = Literal["auto", "never", "must"]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains a Keras model on a table with ``num_workers`` workers.
+
+    ``model``: ``"module:function"`` or a callable that returns a compiled `keras.Model`; it gets the
+    schema if it has a parameter of that name. ``sync``: a strategy, or its text such as
+    ``"local_sgd:every=16"``. ``checkpoint_dir``: the folder of this run, which driver and executors can
+    write. ``max_restarts``: how often a failed run is started again from its last checkpoint.
+    ``deadline_s``: longest silence of a worker. ``checkpoint_every``: steps between checkpoints inside an
+    epoch (epoch ends always have one).
+    """
+
+    model: str | Callable[..., Any]
+    sync: str | SyncStrategy = "allreduce"
+    num_workers: int = 1
+    gpus_per_worker: int = 0
+    cpus_per_worker: int | None = None
+    checkpoint_dir: str = "checkpoints"
+    max_restarts: int = 3
+    deadline_s: float = 600.0
+    checkpoint_every: int | None = None
+
+    def fit(
+        self,
+        spark: SparkSession,
+        table: Table,
+        *,
+        schema: Schema,
+        validation: Table | float | None = None,
+        global_batch_size: int = 4096,
+        epochs: int = 1,
+        seed: int = 7,
+        resume: Resume = "auto",
+        callbacks: Callable[[int], list[Any]] | None = None,
+        statistics: Statistics | None = None,
+        steps_per_execution: int | None = None,
+        quiet: bool = False,
+    ) -> TrainingResult:
+        """Train for `epochs` epochs and leave the model in ``checkpoint_dir``.
+
+        ``validation``: a table, or the share of row groups to hold out. ``global_batch_size``: rows of one
+        optimizer step over all workers. ``resume``: "auto" continues a run of the same data, schema,
+        strategy, seed and model, and starts afresh otherwise; "must" fails instead; "never" starts afresh.
+        ``callbacks``: called with the rank on every worker. ``steps_per_execution``: steps of one
+        `tf.function` call (default: the compiled model's, or 32).
+
+        Raises an `InputError` before or at launch for input that cannot be trained on, `TrainingFailed` with
+        the first cause after ``max_restarts`` restarts, `Cancelled` when stopped.
+        """
+        strategy = parse_sync(self.sync)
+        self._check(table, schema, epochs, resume)
+        snapshot, held_out = _pin(table, schema, validation)
+        plan = SamplePlan.create(
+            snapshot.row_groups.rows, num_workers=self.num_workers, global_batch_size=global_batch_size, seed=seed
+        )
+        validation_plan = None if held_out is None else self._validation_plan(held_out, global_batch_size)
+        folder = RunFolder(str(self.checkpoint_dir))
+        folder.check_writable()
+        preflight(
+            spark,
+            self.num_workers,
+            gpus_per_worker=self.gpus_per_worker,
+            cpus_per_worker=self.cpus_per_worker,
+            readable=[snapshot.uri],
+            writable=[folder.uri],
+        )
+        identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
+        stored = _stored_run(folder, identity, resume)
+        if stored is None:
+            folder.clear()
+        else:
+            done = folder.result()
+            if done is not None and done.epochs >= epochs:
+                return done
+            plan = self._same_batches(SamplePlan.from_json(stored["plan"]))
+            known = folder.read("statistics.json")
+            statistics = statistics or (None if known is None else Statistics.from_json(known.decode()))
+        if statistics is None:
+            statistics = compute_statistics(spark, snapshot, schema)
+        for name, text in (
+            ("schema.yaml", schema.to_yaml()),
+            ("statistics.json", statistics.to_json()),
+            ("snapshot.json", snapshot.to_json()),
+            ("run.json", json.dumps({"identity": identity, "plan": plan.to_json(), "epochs": epochs})),
+        ):
+            folder.write(name, text)
+        job = {
+            "model": self.model,
+            "strategy": strategy,
+            "snapshot": snapshot.to_json(),
+            "plan": plan.to_json(),
+            "schema": schema.to_dict(),
+            "statistics": statistics.to_json(),
+            "validation_snapshot": None if held_out is None else held_out.to_json(),
+            "validation_plan": None if validation_plan is None else validation_plan.to_json(),
+            "callbacks": callbacks,
+            "run_folder": folder.uri,
+            "epochs": epochs,
+            "seed": seed,
+            "steps_per_execution": steps_per_execution,
+            "checkpoint_every": self.checkpoint_every,
+            "keep_checkpoints": _KEEP_CHECKPOINTS,
+        }
+        try:
+            with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
+                outcomes, restarts = self._run_attempts(spark, folder, job, progress)
+        except InputError:
+            if stored is None:  # nothing was trained: leave the folder as it was found
+                folder.clear()
+            raise
+        result = _result(folder, outcomes, restarts, self.num_workers, plan)
+        folder.write("result.json", result.to_json())
+        folder.event("finished", steps=result.steps, metrics=result.metrics)
+        return result
+
+    def _run_attempts(
+        self, spark: SparkSession, folder: RunFolder, job: dict[str, Any], progress: TrainingProgress
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Launch, and launch again from the last checkpoint after a failure that may not repeat."""
+        restarts = 0
+        while True:
+            attempt = folder.next_attempt()
+            checkpoint = CheckpointStore(folder.uri, attempt, folder.current_attempt).latest()
+            resume_from = None if checkpoint is None else checkpoint.folder.rsplit("/", 1)[-1]
+            folder.event("attempt", attempt=attempt, workers=self.num_workers, resume_from=resume_from)
+            if checkpoint is not None:
+                progress.note(f"resuming from step {checkpoint.manifest.step} ({resume_from})")
+            request = LaunchRequest(
+                num_workers=self.num_workers,
+                entry=_ENTRY,
+                payload=_dumps({**job, "resume_from": resume_from}),
+                attempt=attempt,
+                gpus_per_worker=self.gpus_per_worker,
+                cpus_per_worker=self.cpus_per_worker,
+                deadline_s=self.deadline_s,
+            )
+            try:
+                return launch(spark, request, lambda message: _hear(message, folder, progress)), restarts
+            except WorkerFailed as error:
+                folder.event("failed", attempt=attempt, rank=error.rank, host=error.host, message=error.message)
+                if not error.retryable:
+                    raise TrainingFailed(error.message, fix=error.fix) from error
+                if restarts >= self.max_restarts:
+                    raise TrainingFailed(
+                        f"training failed after {restarts} restarts (max_restarts={self.max_restarts}). "
+                        f"{error.message}",
+                        fix=error.fix or "Mend the cause; the same command resumes from the last checkpoint.",
+                    ) from error
+                restarts += 1
+                progress.note(f"{error.message} Restart {restarts} of {self.max_restarts}.")
+
+    def _check(self, table: Table, schema: Schema, epochs: int, resume: str) -> None:
+        if not isinstance(table, Table):
+            raise ConfigError(f"fit needs a table, not {type(table).__name__}.", fix="Use open_table(path).")
+        if not schema.features:
+            raise ConfigError(f"{schema.source} has no feature.", fix="Give at least one field `role: feature`.")
+        if epochs < 1:
+            raise ConfigError(f"epochs={epochs}.", fix="Train for at least one epoch.")
+        if resume not in {"auto", "never", "must"}:
+            raise ConfigError(f"resume={resume!r}.", fix="Use auto, never or must.")
+        if self.num_workers < 1 or self.max_restarts < 0:
+            raise ConfigError(
+                f"num_workers={self.num_workers}, max_restarts={self.max_restarts}.", fix="Use at least 1 and 0."
+            )
+
+    def _validation_plan(self, held_out: Snapshot, global_batch_size: int) -> SamplePlan:
+        try:
+            return SamplePlan.create(
+                held_out.row_groups.rows,
+                num_workers=self.num_workers,
+                global_batch_size=max(global_batch_size, self.num_workers),
+                seed=None,
+            )
+        except InputError as error:
+            raise InputError(f"validation: {error.message}", fix=error.fix) from error
+
+    def _same_batches(self, plan: SamplePlan) -> SamplePlan:
+        """The stored plan, whose global batches any worker count up to its shards can serve."""
+        if self.num_workers > plan.canonical_shards:
+            raise ConfigError(
+                f"the run was planned for at most {plan.canonical_shards} workers; num_workers={self.num_workers}.",
+                fix=f"Resume with at most {plan.canonical_shards} workers, or start afresh with resume='never'.",
+            )
+        return plan
+
+
+def _pin(table: Table, schema: Schema, validation: Table | float | None) -> tuple[Snapshot, Snapshot | None]:
+    """Snapshots of training and validation rows; both checked against the schema."""
+    snapshot = table.snapshot()
+    schema.check(snapshot.schema, snapshot.uri, schema.feed_columns)
+    if validation is None:
+        return snapshot, None
+    if isinstance(validation, Table):
+        held_out = validation.snapshot()
+        schema.check(held_out.schema, held_out.uri, schema.feed_columns)
+        return snapshot, held_out
+    if not 0 < validation < 1:
+        raise ConfigError(f"validation={validation}.", fix="Give a table, or a share between 0 and 1.")
+    return _split(snapshot, validation)
+
+
+def _split(snapshot: Snapshot, share: float) -> tuple[Snapshot, Snapshot]:
+    """Hold out about `share` of the rows as whole row groups, the same ones for the same table."""
+    rows = snapshot.row_groups.rows
+    if len(rows) < 2:
+        raise ConfigError(
+            f"{snapshot.uri} has one row group, which cannot be split for validation={share}.",
+            fix="Give a table as validation: table.where(...), by day for instance.",
+        )
+    order = np.random.default_rng(0).permutation(len(rows))
+    count = int(np.searchsorted(np.cumsum(rows[order]), share * rows.sum())) + 1
+    chosen = np.zeros(len(rows), dtype=bool)
+    chosen[order[: min(count, len(rows) - 1)]] = True
+    return _groups(snapshot, ~chosen), _groups(snapshot, chosen)
+
+
+def _groups(snapshot: Snapshot, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Snapshot:
+    groups = snapshot.row_groups
+    digest = hashlib.sha256(snapshot.digest.encode() + np.packbits(chosen).tobytes()).hexdigest()
+    kept = RowGroups(
+        groups.file[chosen], groups.index[chosen], groups.rows[chosen], groups.stored_rows[chosen], groups.bytes[chosen]
+    )
+    return replace(snapshot, row_groups=kept, digest=digest)
+
+
+def _identity(
+    snapshot: Snapshot,
+    held_out: Snapshot | None,
+    schema: Schema,
+    strategy: SyncStrategy,
+    model: str | Callable[..., Any],
+    global_batch_size: int,
+    seed: int,
+) -> dict[str, Any]:
+    """What must be equal for a run to be continued; the number of workers and of epochs may change."""
+    name = model if isinstance(model, str) else f"{model.__module__}:{getattr(model, '__qualname__', model)}"
+    return {
+        "snapshot": snapshot.fingerprint,
+        "validation": None if held_out is None else held_out.fingerprint,
+        "schema": hashlib.sha256(schema.to_yaml().encode()).hexdigest()[:16],
+        "sync": str(strategy),
+        "model": name,
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+    }
+
+
+def _stored_run(folder: RunFolder, identity: dict[str, Any], resume: str) -> dict[str, Any] | None:
+    """run.json of the run to continue; None to start afresh."""
+    stored: dict[str, Any] | None = folder.read_json("run.json")
+    if resume == "never" or (stored is None and resume == "auto"):
+        return None
+    if stored is None:
+        raise ConfigError(f"{folder.uri} holds no run to resume.", fix="Use resume='auto' to start one.")
+    different = [key for key, value in identity.items() if stored["identity"].get(key) != value]
+    if not different:
+        return stored
+    if resume == "must":
+        raise ConfigError(
+            f"{folder.uri} holds another run: {', '.join(different)} differ.",
+            fix="Use another checkpoint_dir, or resume='never' to replace that run.",
+        )
+    logger.warning("%s holds another run (%s differ): starting afresh.", folder.uri, ", ".join(different))
+    return None
+
+
+def _dumps(job: dict[str, Any]) -> bytes:
+    """The workers' job; functions of the user's program travel by value, as Spark's own do."""
+    from pyspark import cloudpickle
+
+    data: bytes = cloudpickle.dumps(job)
+    return data
+
+
+def _hear(message: Message, folder: RunFolder, progress: TrainingProgress) -> None:
+    fields = message.fields
+    if message.kind == "progress":
+        progress.steps(fields["step"], fields["rows_per_second"])
+    elif message.kind == "epoch":
+        folder.event("epoch", epoch=fields["epoch"], logs=fields["logs"])
+        progress.epoch(fields["epoch"], fields["logs"])
+    elif message.kind == "checkpoint":
+        folder.event("checkpoint", step=fields["step"])
+    elif message.kind == "log":
+        progress.note(f"worker {message.rank}: {fields.get('text', '')}")
+
+
+def _result(
+    folder: RunFolder, outcomes: list[dict[str, Any]], restarts: int, workers: int, plan: SamplePlan
+) -> TrainingResult:
+    first = outcomes[0]
+    history: dict[str, list[float]] = first["history"]
+    return TrainingResult(
+        history=history,
+        metrics={name: values[-1] for name, values in history.items() if values},
+        model_path=folder.path("model.keras"),
+        run_dir=folder.uri,
+        rows_per_second=first["timed_rows"] / first["timed_seconds"] if first["timed_seconds"] else 0.0,
+        bytes_sent=sum(outcome["bytes_sent"] for outcome in outcomes),
+        restarts=restarts,
+        steps=first["optimizer_steps"],
+        epochs=first["epochs"],
+        workers=workers,
+        rows_per_epoch=plan.rows,
+        seconds=first["timed_seconds"],
+    )

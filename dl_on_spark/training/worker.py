@@ -1,0 +1,295 @@
+"""One worker's run: the entry that the launcher starts in a process of its own on an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dl_on_spark.collectives import Communicator
+from dl_on_spark.errors import DLOnSparkError, TrainingFailed
+from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, to_tf_dataset
+from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
+from dl_on_spark.launch import WorkerContext
+from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
+from dl_on_spark.training import state
+from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, FileDigest, Manifest, rank_file
+from dl_on_spark.training.keras_loop import CursorBox, fit_worker
+from dl_on_spark.training.metrics import load_metric_state, metric_state
+from dl_on_spark.training.model_loading import build, load_model_builder, offset_seeds
+from dl_on_spark.training.run_folder import RunFolder
+
+DEFAULT_STEPS_PER_EXECUTION = 32
+_PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """All that a worker needs to know, made by the driver. Tables travel as pinned snapshots, not as rows."""
+
+    model: str | Callable[..., Any]
+    strategy: SyncStrategy
+    snapshot: str
+    plan: str
+    schema: dict[str, Any]
+    statistics: str | None
+    validation_snapshot: str | None
+    validation_plan: str | None
+    callbacks: Callable[[int], list[Any]] | None
+    run_folder: str
+    resume_from: str | None
+    epochs: int
+    seed: int
+    steps_per_execution: int | None
+    checkpoint_every: int | None
+    keep_checkpoints: int
+
+
+@dataclass
+class Recorded:
+    """What the run has recorded so far; travels in the checkpoints' manifests."""
+
+    history: dict[str, list[float]] = field(default_factory=dict)
+    timed_rows: int = 0
+    timed_seconds: float = 0.0
+    bytes_sent: int = 0
+
+
+def run(context: WorkerContext, payload: bytes) -> dict[str, Any]:
+    """Train, leave the model in the run folder (rank 0), and return plain values for the driver."""
+    job = WorkerJob(**pickle.loads(payload))  # made by our own driver, delivered by Spark as it delivers tasks
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    with Communicator.from_listener(
+        context.listener, context.rank, context.peers, context.secret, deadline_s=context.deadline_s
+    ) as comm:
+        return _Worker(context, job, comm).train()
+
+
+class _Worker:
+    """The parts of one worker's run, and the hook that the step loop calls between its executions."""
+
+    def __init__(self, context: WorkerContext, job: WorkerJob, comm: Communicator) -> None:
+        self._context, self._job, self._comm = context, job, comm
+        self._rank, self._world = context.rank, context.world_size
+        self._plan = SamplePlan.from_json(job.plan)
+        self._folder = RunFolder(job.run_folder)
+        self._store = CheckpointStore(self._folder.uri, context.attempt, self._folder.current_attempt)
+        self._recorded = Recorded()
+        self._sent_at_start = 0
+        self._last_steps: tuple[int, float] | None = None  # epoch and time of the execution before
+        self._last_sent = 0.0
+        self._model: Any = None
+        self._session: SyncSession | None = None
+
+    def train(self) -> dict[str, Any]:
+        """Build, restore, fit, save."""
+        job, rank, world = self._job, self._rank, self._world
+        schema = Schema.from_dict(job.schema)
+        keras.utils.set_random_seed(job.seed)
+        model = self._model = build(load_model_builder(job.model), schema)
+        box = CursorBox(Cursor(0, 0))
+        with contextlib.ExitStack() as stack:
+            reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
+            dataset = to_tf_dataset(reader, lambda: box.cursor)
+            validation = self._validation(stack, schema)
+            state.build_variables(model, dataset.element_spec)
+            offset_seeds(model, rank, job.seed)
+            self._agree_on_weights()
+            session = self._session = job.strategy.start(model, self._comm, StepRows(self._plan, rank, world))
+            stack.callback(session.close)
+            start = self._restore(session)
+            callbacks = [] if job.callbacks is None else list(job.callbacks(rank))
+            with _first_cause(reader):
+                fit_worker(
+                    model,
+                    dataset,
+                    plan=self._plan,
+                    rank=rank,
+                    world_size=world,
+                    comm=self._comm,
+                    session=session,
+                    epochs=job.epochs,
+                    start=start,
+                    cursor_box=box,
+                    validation=validation,
+                    callbacks=callbacks,
+                    steps_per_execution=self._steps_per_execution(),
+                    hooks=[self],
+                )
+        if rank == 0:
+            self._save_model()
+        self._comm.barrier()  # nobody leaves before the model is there
+        return {
+            **asdict(self._recorded),
+            "bytes_sent": self._bytes_sent(),
+            "epochs": len(next(iter(self._recorded.history.values()), [])),
+            "optimizer_steps": int(model.optimizer.iterations.numpy()),
+        }
+
+    # What the step loop calls (keras_loop.StepHook).
+
+    def steps_until_due(self, cursor: Cursor) -> int | None:
+        """Steps until the next checkpoint inside an epoch."""
+        every = self._job.checkpoint_every
+        return None if every is None else every - self._global_step(cursor) % every
+
+    def on_steps(self, cursor: Cursor, steps: int, seconds: float) -> None:
+        """Count, report, and save when a checkpoint is due."""
+        done, now = self._global_step(cursor), time.monotonic()
+        if self._last_steps is not None:  # the first execution traces the model
+            epoch, before = self._last_steps
+            rows = self._plan.rows_before(cursor.step) - self._plan.rows_before(cursor.step - steps)
+            self._recorded.timed_rows += rows
+            self._recorded.timed_seconds += max(seconds, now - before) if epoch == cursor.epoch else seconds
+        self._last_steps = (cursor.epoch, now)
+        self._context.channel.progress(done)
+        if self._rank == 0 and now - self._last_sent > _PROGRESS_EVERY_S:
+            self._last_sent = now
+            speed = self._recorded.timed_rows / max(self._recorded.timed_seconds, 1e-9)
+            self._context.channel.send("progress", step=done, rows_per_second=speed)
+        every = self._job.checkpoint_every
+        if every is not None and done % every == 0 and cursor.step < self._plan.steps_per_epoch:
+            assert self._session is not None
+            self._session.finish_epoch(done)  # replicas agree; a local round ends here
+            self._save_checkpoint(cursor, {"metric": metric_state(self._model, self._comm)}, {})
+            self._last_steps = (cursor.epoch, time.monotonic())
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Record the metrics of all rows and save; stop where the loss is no number."""
+        values = {name: float(value) for name, value in logs.items()}
+        if not math.isfinite(values.get("loss", 0.0)):
+            raise self._diverged(f"the loss of epoch {epoch + 1} is {values['loss']}")
+        for name, value in values.items():
+            self._recorded.history.setdefault(name, []).append(value)
+        if self._rank == 0:
+            self._context.channel.send("epoch", epoch=epoch, logs=values)
+        self._save_checkpoint(Cursor(epoch + 1, 0), {}, values)
+
+    def _reader(self, snapshot: str, plan: SamplePlan, schema: Schema) -> RankReader:
+        statistics = None if self._job.statistics is None else Statistics.from_json(self._job.statistics)
+        return RankReader(
+            Snapshot.from_json(snapshot),
+            plan,
+            schema,
+            statistics,
+            self._rank,
+            self._world,
+            threads=max(1, self._context.cpus),
+            deadline_s=self._context.deadline_s,
+        )
+
+    def _validation(self, stack: contextlib.ExitStack, schema: Schema) -> tf.data.Dataset | None:
+        if self._job.validation_snapshot is None or self._job.validation_plan is None:
+            return None
+        plan = SamplePlan.from_json(self._job.validation_plan)
+        reader = stack.enter_context(self._reader(self._job.validation_snapshot, plan, schema))
+        return to_tf_dataset(reader, lambda: Cursor(0, 0))
+
+    def _agree_on_weights(self) -> None:
+        """Rank 0's initial weights: a model may draw them from a source that our seed does not reach."""
+        for variable in self._model.weights:
+            flat = np.array(variable).reshape(-1)
+            self._comm.broadcast(flat, root=0)
+            variable.assign(flat.reshape(variable.shape))
+
+    def _steps_per_execution(self) -> int:
+        asked = self._job.steps_per_execution or int(getattr(self._model, "steps_per_execution", 1) or 1)
+        if asked == 1 and self._job.steps_per_execution is None:
+            asked = DEFAULT_STEPS_PER_EXECUTION
+        return max(1, min(asked, self._plan.steps_per_epoch))
+
+    def _restore(self, session: SyncSession) -> Cursor:
+        """The cursor to start from, with all state of the checkpoint that the driver chose."""
+        if self._job.resume_from is None:
+            return Cursor(0, 0)
+        checkpoint: Checkpoint = self._store.verify(self._job.resume_from)
+        shared, own = checkpoint.load(MODEL), checkpoint.load_rank(self._rank)
+        state.load_weights(self._model, shared)
+        state.load_optimizer(self._model, shared if session.replicas_identical else own)
+        if checkpoint.manifest.world_size == self._world:
+            state.load_random_state(self._model, own)
+        session.load_state(state.of_prefix("session", own))
+        cursor = checkpoint.manifest.cursor
+        session.set_step(self._global_step(cursor))
+        metrics = state.of_prefix("metric", shared)
+        if metrics:
+            load_metric_state(self._model, metrics, self._rank)
+        self._recorded = Recorded(**checkpoint.manifest.progress)
+        self._sent_at_start = self._recorded.bytes_sent if self._rank == 0 else 0
+        return cursor
+
+    def _save_checkpoint(self, cursor: Cursor, extra: dict[str, state.Arrays], metrics: dict[str, float]) -> None:
+        """All ranks put their files; rank 0 commits when it knows every digest."""
+        assert self._session is not None
+        step, optimizer = self._global_step(cursor), state.optimizer_of(self._model)
+        own = {**state.random_state_of(self._model), **state.with_prefix("session", self._session.state())}
+        if not self._session.replicas_identical:
+            own.update(optimizer)
+        digests = [self._store.put(step, rank_file(self._rank), own)]
+        if self._rank == 0:
+            shared = state.weights_of(self._model)
+            if not state.all_finite(shared):
+                raise self._diverged(f"a weight is not a finite number after step {step}")
+            if self._session.replicas_identical:
+                shared.update(optimizer)
+            for prefix, tensors in extra.items():
+                shared.update(state.with_prefix(prefix, tensors))
+            digests.append(self._store.put(step, MODEL, shared))
+        told = json.dumps([asdict(digest) for digest in digests]).encode()
+        files = [FileDigest(**file) for one in self._comm.allgather_bytes(told) for file in json.loads(one)]
+        if self._rank == 0:
+            self._recorded.bytes_sent = self._bytes_sent()
+            attempt, progress = self._context.attempt, asdict(self._recorded)
+            self._store.commit(Manifest(step, cursor, attempt, self._world, tuple(files), metrics, progress))
+            self._store.prune(self._job.keep_checkpoints, best=_validation_loss)
+            self._context.channel.send("checkpoint", step=step)
+        self._context.channel.progress(step)
+
+    def _save_model(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.keras"
+            self._model.save(file)
+            storage.write_bytes(self._folder.path("model.keras"), file.read_bytes())
+
+    def _diverged(self, what: str) -> TrainingFailed:
+        return TrainingFailed(
+            f"training diverged: {what}.",
+            fix="The last good checkpoint is kept. Lower the learning rate, or look for wrong values in the features.",
+        )
+
+    def _bytes_sent(self) -> int:
+        return self._sent_at_start + self._comm.bytes_sent
+
+    def _global_step(self, cursor: Cursor) -> int:
+        return cursor.epoch * self._plan.steps_per_epoch + cursor.step
+
+
+def _validation_loss(manifest: Manifest) -> float:
+    """Greatest for the best epoch; a checkpoint inside an epoch has no metrics and is never the best."""
+    metrics = manifest.metrics
+    return -metrics.get("val_loss", metrics.get("loss", math.inf))
+
+
+@contextlib.contextmanager
+def _first_cause(reader: RankReader) -> Iterator[None]:
+    """TensorFlow turns an error of the reader into text; raise the reader's own instead."""
+    try:
+        yield
+    except DLOnSparkError:
+        raise
+    except Exception as error:
+        if reader.failure is not None:
+            raise reader.failure from error
+        raise
