@@ -33,9 +33,7 @@ app = typer.Typer(
 
 Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
 Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override: training.epochs=5. May be repeated.")
-]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override: training.epochs=5. May be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result and errors.")]
 
@@ -61,9 +59,7 @@ def train(
     config: Config,
     date: Date,
     overrides: Overrides = None,
-    run_name: Annotated[
-        str | None, typer.Option(help="Folder of the run; default: date and strategy.")
-    ] = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
     resume: Annotated[str, typer.Option(help="auto, never or must.")] = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -79,9 +75,7 @@ def evaluate(
     config: Config,
     date: Date,
     overrides: Overrides = None,
-    run_name: Annotated[
-        str | None, typer.Option(help="Folder of the run; default: date and strategy.")
-    ] = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -96,9 +90,7 @@ def publish(
     config: Config,
     date: Date,
     overrides: Overrides = None,
-    run_name: Annotated[
-        str | None, typer.Option(help="Folder of the run; default: date and strategy.")
-    ] = None,
+    run_name: Annotated[str | None, typer.Option(help="Folder of the run; default: date and strategy.")] = None,
     force_reason: Annotated[
         str | None, typer.Option("--force", help="Publish although the gate refuses; the reason is recorded.")
     ] = None,
@@ -125,9 +117,7 @@ def publish(
 def rollback(
     config: Config,
     overrides: Overrides = None,
-    version: Annotated[
-        int | None, typer.Option(help="Version to go back to; default: the one before.")
-    ] = None,
+    version: Annotated[int | None, typer.Option(help="Version to go back to; default: the one before.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make an earlier version the current one again."""
@@ -174,9 +164,7 @@ def demo(
 @app.command()
 def package(
     output: Annotated[Path, typer.Option(help="The archive.")] = Path("dist/dl_on_spark.zip"),
-    include: Annotated[
-        list[Path] | None, typer.Option(help="A folder of your own code. May be repeated.")
-    ] = None,
+    include: Annotated[list[Path] | None, typer.Option(help="A folder of your own code. May be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build the archive for spark-submit --py-files: dl_on_spark and your own folders."""
@@ -262,9 +250,7 @@ def _show_error(error: DLOnSparkError) -> None:
     body = Text(error.message, overflow="fold")
     if error.fix:
         body.append(f"\n\n{error.fix}", style="bold")
-    console.print(
-        Panel(body, title=f"{type(error).__name__} (exit code {error.exit_code})", border_style="red")
-    )
+    console.print(Panel(body, title=f"{type(error).__name__} (exit code {error.exit_code})", border_style="red"))
 
 
 def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:

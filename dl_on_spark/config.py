@@ -33,9 +33,7 @@ class SourceConfig(_Section):
         default=None,
         description="hive partition column (one folder a day) that limits the read to the days asked for",
     )
-    lookback_days: int = Field(
-        default=0, ge=0, description="days before the first day that the transform needs"
-    )
+    lookback_days: int = Field(default=0, ge=0, description="days before the first day that the transform needs")
 
 
 class EtlConfig(_Section):
@@ -45,9 +43,7 @@ class EtlConfig(_Section):
     sources: dict[str, SourceConfig]
     table: str = "tables/features"
     quarantine: str = "tables/quarantine"
-    max_rejected: float = Field(
-        default=0.05, ge=0, le=1, description="fail when more than this share is rejected"
-    )
+    max_rejected: float = Field(default=0.05, ge=0, le=1, description="fail when more than this share is rejected")
     rows_per_file: PositiveInt = 1_000_000
 
 
@@ -59,9 +55,7 @@ class TrainingConfig(_Section):
     num_workers: PositiveInt = 2
     gpus_per_worker: int = Field(default=0, ge=0)
     cpus_per_worker: PositiveInt | None = None
-    global_batch_size: PositiveInt = Field(
-        default=4096, description="rows per optimizer step over all workers"
-    )
+    global_batch_size: PositiveInt = Field(default=4096, description="rows per optimizer step over all workers")
     epochs: PositiveInt = 3
     seed: int = 7
     days: PositiveInt = Field(default=90, description="days trained on, before the held-out ones")
@@ -82,9 +76,7 @@ class GateConfig(_Section):
     direction: Literal["max", "min"] = "max"
     floor: float | None = Field(default=None, description="absolute value that the metric must reach")
     min_gain_over_baseline: float = Field(default=0.0, description="margin over the constant-rate baseline")
-    tolerance: float = Field(
-        default=0.0, ge=0, description="how much worse than the current model is still accepted"
-    )
+    tolerance: float = Field(default=0.0, ge=0, description="how much worse than the current model is still accepted")
 
 
 class ScoringConfig(_Section):
@@ -106,13 +98,9 @@ class PipelineConfig(_Section):
     gate: GateConfig = GateConfig()
     registry: str = "models"
     scoring: ScoringConfig = ScoringConfig()
-    spark: dict[str, str] = Field(
-        default_factory=dict, description="Spark settings of a session the job starts itself"
-    )
+    spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of a session the job starts itself")
 
-    base_dir: str = Field(
-        default=".", exclude=True, description="folder of the pipeline.yaml; set by load_config"
-    )
+    base_dir: str = Field(default=".", exclude=True, description="folder of the pipeline.yaml; set by load_config")
 
     @field_validator("spark", mode="before")
     @classmethod
@@ -145,9 +133,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     except FileNotFoundError as error:
         raise ConfigError(f"{file}: no such file.", fix="Give the pipeline.yaml with --config.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: cannot be read ({error}).", fix="Check the path and its permissions."
-        ) from error
+        raise ConfigError(f"{file}: cannot be read ({error}).", fix="Check the path and its permissions.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}", fix="Mend the line named above.") from error
     if not isinstance(data, dict):
@@ -178,9 +164,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             break
         section = section.setdefault(name, {})
         if not isinstance(section, dict):
-            raise ConfigError(
-                f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section."
-            )
+            raise ConfigError(f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section.")
     section[last] = value
 
 
@@ -193,11 +177,7 @@ def _explain(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             known = _names_in(PipelineConfig, [str(part) for part in item["loc"][:-1]])
             near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-            text = (
-                f"unknown entry; did you mean {near[0]!r}?"
-                if near
-                else f"unknown entry; known: {', '.join(known)}"
-            )
+            text = f"unknown entry; did you mean {near[0]!r}?" if near else f"unknown entry; known: {', '.join(known)}"
         findings.append(f"{place}: {text}")
     return "; ".join(findings).rstrip(".?") + "."
 

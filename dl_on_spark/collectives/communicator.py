@@ -118,9 +118,7 @@ class Communicator:
             listener.close()
             return cls(rank, 1, None, algorithm=algorithm)
         me = Identity(rank, len(peers), _check_secret(secret), run)
-        lanes: dict[tuple[int, Lane], socket.socket] = build_mesh(
-            me, listener, lambda peer: peers[peer], deadline_s
-        )
+        lanes: dict[tuple[int, Lane], socket.socket] = build_mesh(me, listener, lambda peer: peers[peer], deadline_s)
         return cls(rank, len(peers), TcpBackend(rank, len(peers), lanes, deadline_s), algorithm=algorithm)
 
     def allreduce(self, array: Array, op: str = "sum") -> Array:
@@ -162,9 +160,7 @@ class Communicator:
         algorithm = broadcast_algorithm(self.algorithm)
         with self._turn() as backend:
             if backend is not None:
-                call = Call(
-                    "broadcast", self._next(), array.dtype.name, array.size, algorithm=algorithm, root=root
-                )
+                call = Call("broadcast", self._next(), array.dtype.name, array.size, algorithm=algorithm, root=root)
                 octets = array.reshape(-1).view(np.uint8)
                 steps = BROADCAST[algorithm](self.rank, self.world_size, octets.size, root)
                 self._carry_out(backend, call, steps, octets)

@@ -46,9 +46,7 @@ def build_mesh(
     ``address_of(rank)`` gives "host:port" or raises LookupError while it is not yet known.
     """
     deadline = time.monotonic() + deadline_s
-    wanted = {
-        (peer, lane) for peer in range(me.rank + 1, me.world_size) for lane in (Lane.DATA, Lane.CONTROL)
-    }
+    wanted = {(peer, lane) for peer in range(me.rank + 1, me.world_size) for lane in (Lane.DATA, Lane.CONTROL)}
     acceptor = Acceptor(me, listener, wanted, deadline)
     lanes: dict[Key, socket.socket] = {}
     try:
@@ -66,9 +64,7 @@ def build_mesh(
     return lanes
 
 
-def connect(
-    me: Identity, peer: int, lane: Lane, address_of: Callable[[int], str], deadline: float
-) -> socket.socket:
+def connect(me: Identity, peer: int, lane: Lane, address_of: Callable[[int], str], deadline: float) -> socket.socket:
     """One authenticated connection to ``peer``; tries again until the deadline while it is not up."""
     refused_until: float | None = None
     reason = "its address is not known"
@@ -212,9 +208,7 @@ class Acceptor:
             _, need = next(handshake)
             pending = _Pending(sock, name, handshake, need, time.monotonic() + HANDSHAKE_S)
             if len(selector.get_map()) > _MAX_PENDING:
-                oldest = min(
-                    (k.data for k in selector.get_map().values() if k.data is not None), key=lambda p: p.until
-                )
+                oldest = min((k.data for k in selector.get_map().values() if k.data is not None), key=lambda p: p.until)
                 self._drop(selector, oldest, "too many connections are pending")
             selector.register(sock, selectors.EVENT_READ, pending)
 

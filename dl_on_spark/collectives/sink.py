@@ -57,9 +57,7 @@ class Reduce:
     combined as soon as it is whole; otherwise all is combined at the end.
     """
 
-    def __init__(
-        self, target: Array, combine: Combine, scratch: Array, *, peer_first: bool, at_once: bool
-    ) -> None:
+    def __init__(self, target: Array, combine: Combine, scratch: Array, *, peer_first: bool, at_once: bool) -> None:
         self.nbytes = target.nbytes
         self._target = target
         self._combine = combine

@@ -36,9 +36,7 @@ class Backend(Protocol):
     seconds_waiting: float
     error: CollectiveError | None
 
-    def exchange(
-        self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None
-    ) -> None:
+    def exchange(self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None) -> None:
         """Send to one peer and receive from one, at the same time."""
         ...
 
@@ -61,9 +59,7 @@ class TcpBackend:
         self._world_size = world_size
         self._deadline_s = deadline_s
         self._data = {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.DATA}
-        self._control = ControlLanes(
-            {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.CONTROL}
-        )
+        self._control = ControlLanes({peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.CONTROL})
         self._spin_s = _SPIN_S
         self._closing = False
         self.bytes_sent = self.bytes_received = 0
@@ -71,9 +67,7 @@ class TcpBackend:
         self.seconds_waiting = 0.0
         self.error: CollectiveError | None = None
 
-    def exchange(
-        self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None
-    ) -> None:
+    def exchange(self, call: Call, send: tuple[int, memoryview] | None, receive: tuple[int, Sink] | None) -> None:
         """One step; DeadlineExceeded when nothing moves for the deadline, CollectiveError otherwise."""
         out = into = None
         if send is not None:
@@ -215,9 +209,7 @@ class TcpBackend:
         if culprit == self._rank and len(seen) == 1:
             text = f"the other ranks gave up waiting for rank {culprit}"
         elif culprit in seen:
-            text = (
-                f"the ranks wait for each other for {self._deadline_s:g} s; they called different collectives"
-            )
+            text = f"the ranks wait for each other for {self._deadline_s:g} s; they called different collectives"
         else:
             text = f"rank {culprit} did not answer within {self._deadline_s:g} s"
         self._fail(call, NoticeKind.STALLED, culprit, text, told=True)

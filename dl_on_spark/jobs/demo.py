@@ -35,10 +35,7 @@ def run(directory: Path, overrides: Sequence[str], *, quiet: bool = False) -> di
         _examples_folder() / "flight_delay" / "pipeline.yaml",
         [f"lake={directory.absolute() / 'lake'}", "spark.spark.master=local[2]", *overrides],
     )
-    runs = [
-        base.model_copy(update={"training": base.training.model_copy(update={"sync": s})})
-        for s in _STRATEGIES
-    ]
+    runs = [base.model_copy(update={"training": base.training.model_copy(update={"sync": s})}) for s in _STRATEGIES]
     days = DaySplit.of(base, _DAY)
     tomorrow = _DAY + datetime.timedelta(days=1)
     steps = _Steps(console)
@@ -97,9 +94,7 @@ def _examples_folder() -> Path:
             if str(root) not in sys.path:
                 sys.path.insert(0, str(root))
             return root / "examples"
-    raise ConfigError(
-        "the demo's folder examples/ is not here.", fix="Run it in a checkout of dl_on_spark: make demo."
-    )
+    raise ConfigError("the demo's folder examples/ is not here.", fix="Run it in a checkout of dl_on_spark: make demo.")
 
 
 def _train_alone(config: PipelineConfig, directory: Path) -> dict[str, Any]:
@@ -127,12 +122,8 @@ def _train_alone(config: PipelineConfig, directory: Path) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise TrainingFailed(
-            f"the single Keras process failed:\n{done.stderr[-4000:]}", fix="Its traceback is above."
-        )
-    result: dict[str, Any] = json.loads(
-        Path(job["output"], "single_process.json").read_text(encoding="utf-8")
-    )
+        raise TrainingFailed(f"the single Keras process failed:\n{done.stderr[-4000:]}", fix="Its traceback is above.")
+    result: dict[str, Any] = json.loads(Path(job["output"], "single_process.json").read_text(encoding="utf-8"))
     return result
 
 
@@ -147,9 +138,7 @@ class _Steps:
         began = time.perf_counter()
         self._console.print(f"[bold]{name:<9}[/] {what}", highlight=False)
         yield
-        self._console.print(
-            f"          [green]done[/] in {time.perf_counter() - began:.1f} s", highlight=False
-        )
+        self._console.print(f"          [green]done[/] in {time.perf_counter() - began:.1f} s", highlight=False)
 
 
 def _print_comparison(
@@ -165,15 +154,9 @@ def _print_comparison(
     for heading, justify in (("run", "left"), ("rows/s", "right"), ("AUC", "right"), ("log loss", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for row in rows:
-        table.add_row(
-            row["run"], f"{row['rows_per_second']:,.0f}", f"{row['auc']:.4f}", f"{row['log_loss']:.4f}"
-        )
+        table.add_row(row["run"], f"{row['rows_per_second']:,.0f}", f"{row['auc']:.4f}", f"{row['log_loss']:.4f}")
     table.add_row("constant rate", "", "0.5000", f"{first['baseline_log_loss']:.4f}")
     console.print(table)
     margin = max(row["auc"] for row in rows) - 0.5
-    console.print(
-        f"Best AUC beats the constant rate by {margin:.3f}. Version {published['version']} is published;"
-    )
-    console.print(
-        f"{scored['rows']:,} flights of the next day are scored. Report: {page} ({seconds:.0f} s in all)"
-    )
+    console.print(f"Best AUC beats the constant rate by {margin:.3f}. Version {published['version']} is published;")
+    console.print(f"{scored['rows']:,} flights of the next day are scored. Report: {page} ({seconds:.0f} s in all)")

@@ -25,11 +25,7 @@ def build_archive(output: Path, include: Sequence[Path] = ()) -> list[str]:
             raise ConfigError(f"{root} is not a folder.", fix="Name a folder of Python code with --include.")
         for file in sorted(root.rglob("*")):
             parts = file.relative_to(root).parts
-            if (
-                file.is_file()
-                and "__pycache__" not in parts
-                and not any(part.startswith(".") for part in parts)
-            ):
+            if file.is_file() and "__pycache__" not in parts and not any(part.startswith(".") for part in parts):
                 entries["/".join((root.name, *parts))] = file
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")

@@ -18,9 +18,7 @@ from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, to_tf_dat
 from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
 
 
-def train_alone(
-    run: str, output: str, model: str, global_batch_size: int, epochs: int, seed: int
-) -> dict[str, Any]:
+def train_alone(run: str, output: str, model: str, global_batch_size: int, epochs: int, seed: int) -> dict[str, Any]:
     """Fit `model` on the snapshot of `run` with Keras alone and write the folder `output`.
 
     Returns rows, seconds of `fit` without start-up, and rows per second.
@@ -36,9 +34,7 @@ def train_alone(
     statistics = Statistics.from_json(statistics_json.decode())
     keras.utils.set_random_seed(seed)
     network = build(load_model_builder(model), schema)
-    plan = SamplePlan.create(
-        snapshot.row_groups.rows, num_workers=1, global_batch_size=global_batch_size, seed=seed
-    )
+    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=global_batch_size, seed=seed)
     cursors = iter([Cursor(epoch, 0) for epoch in range(epochs)])
     with RankReader(snapshot, plan, schema, statistics, rank=0, world_size=1) as reader:
         dataset = to_tf_dataset(reader, lambda: next(cursors))

@@ -122,8 +122,7 @@ class Snapshot:
         """The snapshot that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         files = tuple(
-            DataFile(f["path"], f["size"], {k: _decode(v) for k, v in f["partition"].items()})
-            for f in data["files"]
+            DataFile(f["path"], f["size"], {k: _decode(v) for k, v in f["partition"].items()}) for f in data["files"]
         )
         groups = RowGroups(*(np.asarray(data["row_groups"][name], dtype=np.int64) for name in _COLUMNS))
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(data["schema"])))

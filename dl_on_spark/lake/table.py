@@ -64,9 +64,7 @@ class Table:
         columns = self._selected(content.schema)
         groups, certain = _row_groups(content, self.predicate, self.uri)
         if self.predicate is None and int(groups.stored_rows.sum()) == 0:
-            raise TableError(
-                f"{self.uri} has no rows.", fix="Check the path, or run the ETL for these days first."
-            )
+            raise TableError(f"{self.uri} has no rows.", fix="Check the path, or run the ETL for these days first.")
         # Digest before pruning: of the files that are read, by name and footer.
         used = sorted(set(groups.file.tolist()))
         renumbered = np.searchsorted(np.asarray(used, dtype=np.int64), groups.file)
@@ -134,18 +132,14 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
             group = footer.row_group(position)
             whole = True
             if node is not None:
-                outcomes = node.outcomes(
-                    {**constants, **_ranges(group, names - set(constants), content.schema)}
-                )
+                outcomes = node.outcomes({**constants, **_ranges(group, names - set(constants), content.schema)})
                 if True not in outcomes:
                     continue
                 whole = outcomes == {True}
             found.append((index, position, group.num_rows, group.total_byte_size))
             certain.append(whole)
     columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T.copy()
-    groups = RowGroups(
-        file=columns[0], index=columns[1], rows=columns[2], stored_rows=columns[2], bytes=columns[3]
-    )
+    groups = RowGroups(file=columns[0], index=columns[1], rows=columns[2], stored_rows=columns[2], bytes=columns[3])
     return groups, np.asarray(certain, dtype=bool)
 
 

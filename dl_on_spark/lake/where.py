@@ -154,9 +154,7 @@ def parse(text: str, schema: pa.Schema, uri: str) -> Node:
         tree = sqlglot.parse_one(text, read="spark", into=sql.Condition)
     except SqlglotError as error:
         detail = str(error).splitlines()[0].rstrip(".")
-        raise _wrong(
-            uri, text, detail, "Write for example: date >= '2013-06-01' and origin = 'JFK'"
-        ) from error
+        raise _wrong(uri, text, detail, "Write for example: date >= '2013-06-01' and origin = 'JFK'") from error
     return _Builder(text, schema, uri).build(tree)
 
 
@@ -175,9 +173,7 @@ class _Builder:
             return Not(self.build(node.this))
         if isinstance(node, sql.Between):
             low, high = node.args["low"], node.args["high"]
-            return Junction(
-                False, (self._compare(">=", node.this, low), self._compare("<=", node.this, high))
-            )
+            return Junction(False, (self._compare(">=", node.this, low), self._compare("<=", node.this, high)))
         if isinstance(node, sql.In):
             if not node.expressions:
                 raise self._refuse(node, "IN needs a list of values")
@@ -274,9 +270,7 @@ def _coerce(raw: Any, kind: pa.DataType) -> Any:
         if isinstance(raw, str):
             return int(raw)
         if not isinstance(raw, bool):
-            return (
-                raw if isinstance(raw, int) else (int(raw) if raw == raw.to_integral_value() else float(raw))
-            )
+            return raw if isinstance(raw, int) else (int(raw) if raw == raw.to_integral_value() else float(raw))
     elif pa.types.is_floating(kind):
         if not isinstance(raw, bool):
             return float(raw)

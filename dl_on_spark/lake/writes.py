@@ -86,9 +86,7 @@ def write_partitions(
         written = [_finish(folder) for folder in sorted((staging / _NEW).iterdir()) if folder.is_dir()]
         for partition in written:
             _publish(staging, root, partition.name)
-        for name in {f"{partition_by}={value}" for value in replaces} - {
-            partition.name for partition in written
-        }:
+        for name in {f"{partition_by}={value}" for value in replaces} - {partition.name for partition in written}:
             _withdraw(staging, root, name)
     return WriteReport(os.fspath(uri), tuple(written))
 
@@ -103,9 +101,7 @@ def _local_root(uri: PathLike) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TableError(
-            f"{root} cannot be made: {error}.", fix="Check the path and its permissions."
-        ) from error
+        raise TableError(f"{root} cannot be made: {error}.", fix="Check the path and its permissions.") from error
     return root
 
 
@@ -132,11 +128,7 @@ def _write_with_spark(
 def _finish(folder: Path) -> WrittenPartition:
     """Give a partition's files their final names and count them; drops Spark's checksum files."""
     names = sorted(
-        (
-            path
-            for path in folder.iterdir()
-            if path.suffix == ".parquet" and not path.name.startswith((".", "_"))
-        ),
+        (path for path in folder.iterdir() if path.suffix == ".parquet" and not path.name.startswith((".", "_"))),
         key=lambda path: path.name.rpartition("-c")[2],  # part-<task>-<uuid>-c<number>.<codec>.parquet
     )
     for path in folder.iterdir():

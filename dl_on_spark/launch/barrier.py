@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = "rank int, outcome string"
 _AFTER_TRACEBACK = re.compile(r"\s*(at \S+\(|SQLSTATE:|Driver stacktrace|$)")
-_OF_JAVA = re.compile(
-    r"\s*(at \S+\(|Caused by:|\.\.\. \d+ more|Driver stacktrace|An error occurred while calling)"
-)
+_OF_JAVA = re.compile(r"\s*(at \S+\(|Caused by:|\.\.\. \d+ more|Driver stacktrace|An error occurred while calling)")
 _JAVA_CLASS = re.compile(r"^:?\s*([\w$]+\.)+[\w$]*(Exception|Error): ")
 
 
@@ -154,9 +152,7 @@ def is_local(spark: SparkSession) -> bool:
     return re.fullmatch(r"local(\[.*\])?", setting(spark, "spark.master", "")) is not None
 
 
-def worker_profile(
-    spark: SparkSession, gpus_per_worker: int, cpus_per_worker: int | None
-) -> ResourceProfile | None:
+def worker_profile(spark: SparkSession, gpus_per_worker: int, cpus_per_worker: int | None) -> ResourceProfile | None:
     """What one worker's task asks of the scheduler, where that differs from the application's own.
 
     Task requests only: executor requests in a profile need dynamic allocation, which a barrier

@@ -161,9 +161,7 @@ def _end(report: int, failure: Failure, code: int) -> None:
 
 
 def _hung(rank: int, host: str, deadline_s: float, stack: str) -> Failure:
-    return Failure(
-        rank, host, Cause.HUNG, f"no progress for {deadline_s:g} s", traceback=f"It was at:\n{stack}"
-    )
+    return Failure(rank, host, Cause.HUNG, f"no progress for {deadline_s:g} s", traceback=f"It was at:\n{stack}")
 
 
 if __name__ == "__main__":

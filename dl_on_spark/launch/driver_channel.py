@@ -94,9 +94,7 @@ class ChannelServer:
                     return
                 self._open.add(link)
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
-                thread = threading.Thread(
-                    target=self._serve, args=(link,), name="channel-worker", daemon=True
-                )
+                thread = threading.Thread(target=self._serve, args=(link,), name="channel-worker", daemon=True)
                 self._threads.append(thread)
             thread.start()
 

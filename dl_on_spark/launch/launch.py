@@ -47,9 +47,7 @@ _CANCEL_S = 10.0
 _DRAIN_S = 2.0
 
 
-def launch(
-    spark: SparkSession, request: LaunchRequest, on_message: Callable[[Message], None]
-) -> list[dict[str, Any]]:
+def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Message], None]) -> list[dict[str, Any]]:
     """Run ``request.entry`` in ``request.num_workers`` processes on the cluster; results by rank.
 
     `on_message` gets the workers' messages in the caller's thread. Returns when every worker has

@@ -176,9 +176,7 @@ def _check_slots(
                 way_to_more_slots(spark, need, have, cpus, gpus_per_worker),
             )
         ]
-    return [
-        Finding("ok", f"{have} slots for {need} workers {facts}", setting(spark, "spark.master", "Spark"))
-    ]
+    return [Finding("ok", f"{have} slots for {need} workers {facts}", setting(spark, "spark.master", "Spark"))]
 
 
 def _check_executors(

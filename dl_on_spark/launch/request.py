@@ -34,9 +34,7 @@ class LaunchRequest:
     def __post_init__(self) -> None:
         module, colon, function = self.entry.partition(":")
         if not (module and colon and function):
-            raise ConfigError(
-                f"entry {self.entry!r} names no function.", fix="Write it as 'module:function'."
-            )
+            raise ConfigError(f"entry {self.entry!r} names no function.", fix="Write it as 'module:function'.")
         if self.num_workers < 1:
             raise ConfigError(f"num_workers={self.num_workers}.", fix="Ask for at least one worker.")
         if self.gpus_per_worker < 0:

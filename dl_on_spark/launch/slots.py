@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 
 
-def count_slots(
-    spark: SparkSession, need: int, profile: ResourceProfile | None, *, wait_s: float
-) -> int | None:
+def count_slots(spark: SparkSession, need: int, profile: ResourceProfile | None, *, wait_s: float) -> int | None:
     """Slots for tasks of `profile`, at least `need` or what there is after `wait_s`.
 
     None where the driver cannot know (Spark Connect). Raises what Spark raises for a profile that

@@ -191,9 +191,7 @@ class _Worker:
         try:
             code = self._process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
-            return Failure(
-                self.rank, self.host, Cause.HUNG, f"the process did not start in {_ADDRESS_DEADLINE_S:g} s"
-            )
+            return Failure(self.rank, self.host, Cause.HUNG, f"the process did not start in {_ADDRESS_DEADLINE_S:g} s")
         self._reader.join(1.0)
         return of_exit(code, "".join(self._tail), rank=self.rank, host=self.host, step=None)
 

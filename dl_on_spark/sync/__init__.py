@@ -1,0 +1,20 @@
+"""When workers exchange what: strategies are frozen descriptions and import no TensorFlow."""
+
+from __future__ import annotations
+
+from dl_on_spark.sync.allreduce import Allreduce
+from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
+from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
+from dl_on_spark.sync.registry import STRATEGIES, parse_sync
+
+__all__ = [
+    "STRATEGIES",
+    "Allreduce",
+    "LocalSGD",
+    "Momentum",
+    "Nesterov",
+    "StepRows",
+    "SyncSession",
+    "SyncStrategy",
+    "parse_sync",
+]

@@ -71,12 +71,17 @@ def build_variables(model: keras.Model, element_spec: Any) -> None:
 
     ``element_spec``: of the training dataset. The model sees one batch of zeros, which trains nothing.
     """
+    import keras
     import tensorflow as tf
 
-    inputs = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    if not model.built:
-        zeros = tf.nest.map_structure(lambda spec: tf.zeros([2, *spec.shape[1:]], spec.dtype), inputs)
-        model(zeros, training=False)
+    def zeros(spec: tf.TensorSpec) -> tf.Tensor:
+        return tf.zeros([2, *spec.shape[1:]], spec.dtype)
+
+    batch = tf.nest.map_structure(zeros, element_spec)
+    if type(model).train_step is keras.Model.train_step:
+        model._symbolic_build(data_batch=batch)  # Keras's own: metrics too
+    elif not model.built:
+        model(batch[0] if isinstance(batch, tuple) else batch, training=False)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

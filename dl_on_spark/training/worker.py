@@ -105,7 +105,7 @@ class _Worker:
             dataset = to_tf_dataset(reader, lambda: box.cursor)
             validation = self._validation(stack, schema)
             state.build_variables(model, dataset.element_spec)
-            offset_seeds(model, rank, job.seed)
+            offset_seeds(model, rank)
             self._agree_on_weights()
             session = self._session = job.strategy.start(model, self._comm, StepRows(self._plan, rank, world))
             stack.callback(session.close)
@@ -116,8 +116,6 @@ class _Worker:
                     model,
                     dataset,
                     plan=self._plan,
-                    rank=rank,
-                    world_size=world,
                     comm=self._comm,
                     session=session,
                     epochs=job.epochs,

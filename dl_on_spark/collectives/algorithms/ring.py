@@ -33,8 +33,6 @@ def _turns(rank: int, bounds: Sequence[int], *, ahead: int, reduce: bool) -> Ste
     for turn in range(size - 1):
         out, into = (rank - turn - ahead) % size, (rank - turn - ahead - 1) % size
         steps.append(
-            Step(
-                Span(right, bounds[out], bounds[out + 1]), Span(left, bounds[into], bounds[into + 1]), reduce
-            )
+            Step(Span(right, bounds[out], bounds[out + 1]), Span(left, bounds[into], bounds[into + 1]), reduce)
         )
     return tuple(steps)

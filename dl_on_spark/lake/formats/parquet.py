@@ -52,9 +52,7 @@ def resolve(place: Location, version: str | None) -> Content:
     paths = _data_files(place)
     raw_partitions = [_hive_values(path) for path, _ in paths]
     partitions, partition_types = _typed_partitions(place, [path for path, _ in paths], raw_partitions)
-    files = tuple(
-        DataFile(path, size, partition) for (path, size), partition in zip(paths, partitions, strict=True)
-    )
+    files = tuple(DataFile(path, size, partition) for (path, size), partition in zip(paths, partitions, strict=True))
     with ThreadPoolExecutor(_THREADS) as pool:
         read = list(pool.map(lambda file: _read_footer(place, file), files))
     footers = tuple(footer for footer, _ in read)
@@ -146,9 +144,7 @@ def _read_footer(place: Location, file: DataFile) -> tuple[Any, str]:
             tail = source.read_at(min(_TAIL_BYTES, file.size), max(0, file.size - _TAIL_BYTES))
             magic, length = tail[-4:], int.from_bytes(tail[-8:-4], "little")
             if magic == b"PARE":
-                raise TableError(
-                    f"{name} has an encrypted footer.", fix="Give a table that is not encrypted."
-                )
+                raise TableError(f"{name} has an encrypted footer.", fix="Give a table that is not encrypted.")
             if magic != b"PAR1" or length + 8 > file.size:
                 raise TableError(
                     f"{name} is not a complete Parquet file ({file.size} bytes).",
@@ -159,9 +155,7 @@ def _read_footer(place: Location, file: DataFile) -> tuple[Any, str]:
         footer = tail[-length - 8 :]
         return pq.read_metadata(pa.BufferReader(footer)), hashlib.sha256(footer).hexdigest()
     except (OSError, pa.ArrowException) as error:
-        raise TableError(
-            f"{name} cannot be read: {error}.", fix="Check the file and its permissions."
-        ) from error
+        raise TableError(f"{name} cannot be read: {error}.", fix="Check the file and its permissions.") from error
 
 
 def _unified_schema(place: Location, files: Sequence[DataFile], footers: Sequence[Any]) -> pa.Schema:

@@ -1,0 +1,111 @@
+"""What a synchronization strategy is: a frozen description, and the session it starts in a worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dl_on_spark.input_pipeline import SamplePlan
+
+if TYPE_CHECKING:
+    import keras
+
+    from dl_on_spark.collectives import Communicator
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of each step, known to all ranks from the plan. Steps count over all epochs."""
+
+    plan: SamplePlan
+    rank: int
+    world_size: int
+
+    def rank_rows(self, first: int, last: int) -> int:
+        """Rows of this rank in the steps `first` to `last` (exclusive)."""
+        per_epoch = self.plan.steps_per_epoch
+        return sum(self.plan.rank_rows(step % per_epoch, self.rank, self.world_size) for step in range(first, last))
+
+    def share(self, first: int, last: int) -> float:
+        """This rank's share of all rows of the steps `first` to `last` (exclusive)."""
+        per_epoch = self.plan.steps_per_epoch
+        return self.rank_rows(first, last) / sum(self.plan.step_rows(step % per_epoch) for step in range(first, last))
+
+
+class SyncStrategy(ABC):
+    """When workers exchange what. Instances are frozen; `str` gives the text that `parse_sync` reads."""
+
+    @abstractmethod
+    def start(self, model: keras.Model, comm: Communicator, rows: StepRows) -> SyncSession:
+        """Begin in a worker whose `model` is built and equal on all ranks."""
+
+
+class SyncSession(ABC):
+    """A strategy at work in one worker. Steps count over all epochs: the number of steps done."""
+
+    #: Whether optimizer state is equal on all ranks, so that rank 0's checkpoint serves all.
+    replicas_identical: bool
+    #: Whether the exchange is part of the step's graph, which XLA then cannot compile.
+    in_graph: bool = False
+    #: The exchange's own error: TensorFlow turns it into text.
+    failure: BaseException | None = None
+
+    @abstractmethod
+    def steps_until_exchange(self, step: int) -> int | None:
+        """Steps from `step` to the next exchange between `tf.function` calls; None when there is none."""
+
+    @abstractmethod
+    def after_steps(self, step: int) -> None:
+        """Exchange where that is due after `step` steps."""
+
+    @abstractmethod
+    def finish_epoch(self, step: int) -> None:
+        """Make the replicas agree: an epoch or a checkpoint ends after `step` steps."""
+
+    def set_step(self, step: int) -> None:  # noqa: B027 - most strategies need nothing here
+        """Go on after `step` steps, as a resumed run does."""
+
+    def state(self) -> Arrays:
+        """What a checkpoint keeps of this rank, beside weights and optimizer."""
+        return {}
+
+    def load_state(self, state: Arrays) -> None:  # noqa: B027 - most strategies need nothing here
+        """Take what `state` gave."""
+
+    def close(self) -> None:  # noqa: B027 - most strategies need nothing here
+        """Leave the optimizer as it was."""
+
+
+class FlatVariables:
+    """Variables as one flat float array, for one exchange of all of them."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        self.variables = variables
+        wide = any(str(v.dtype) == "float64" for v in variables)
+        self.dtype = np.dtype(np.float64 if wide else np.float32)
+        self.sizes = [int(np.prod(v.shape)) for v in variables]
+
+    def read(self) -> npt.NDArray[Any]:
+        """Values of all variables, one after the other: shape (sum of sizes,)."""
+        if not self.variables:
+            return np.zeros(0, self.dtype)
+        return np.concatenate([np.asarray(v).astype(self.dtype, copy=False).reshape(-1) for v in self.variables])
+
+    def write(self, flat: npt.NDArray[Any]) -> None:
+        """Assign what `read` gave."""
+        at = 0
+        for variable, size in zip(self.variables, self.sizes, strict=True):
+            variable.assign(flat[at : at + size].reshape(variable.shape))
+            at += size
+
+
+def running_statistics(model: keras.Model) -> list[Any]:
+    """Non-trainable float weights that follow the data, such as batch-norm statistics; no random state."""
+    trainable = {id(variable) for variable in model.trainable_weights}
+    return [v for v in model.weights if id(v) not in trainable and "float" in str(v.dtype)]

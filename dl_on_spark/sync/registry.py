@@ -1,0 +1,77 @@
+"""Strategies by name: ``allreduce``, ``local_sgd:every=16,outer=nesterov(0.7,0.9)``.
+
+A new strategy is one module and one line here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from typing import Any
+
+import yaml
+
+from dl_on_spark.errors import ConfigError
+from dl_on_spark.sync.allreduce import Allreduce
+from dl_on_spark.sync.base import SyncStrategy
+from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
+
+STRATEGIES: dict[str, type[Any]] = {
+    "allreduce": Allreduce,
+    "local_sgd": LocalSGD,
+}
+OUTER: dict[str, type[Any]] = {"momentum": Momentum, "nesterov": Nesterov}
+
+_OPTION = re.compile(r"\s*(\w+)\s*=\s*([^,()]+(?:\([^()]*\))?)\s*(?:,|$)")
+_CALL = re.compile(r"(\w+)(?:\(([^()]*)\))?")
+
+
+def parse_sync(text: str | SyncStrategy) -> SyncStrategy:
+    """The strategy that `text` names. Raises `ConfigError` naming what is unknown and the nearest known."""
+    if isinstance(text, SyncStrategy):
+        return text
+    name, _, rest = str(text).strip().partition(":")
+    kind = _known(name, STRATEGIES, f"sync {text!r}: strategy")
+    options: dict[str, Any] = {}
+    at = 0
+    while at < len(rest):
+        match = _OPTION.match(rest, at)
+        if match is None:
+            raise ConfigError(f"sync {text!r}: {rest[at:]!r} is not option=value.", fix="local_sgd:every=16")
+        options[match[1]] = _value(match[1], match[2].strip(), str(text))
+        at = match.end()
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for option in options:
+        _known(option, fields, f"sync {text!r}: option")
+    try:
+        strategy: SyncStrategy = kind(**options)
+    except TypeError as error:
+        raise ConfigError(f"sync {text!r}: {error}.", fix="Give numbers where numbers are meant.") from error
+    return strategy
+
+
+def _value(option: str, text: str, whole: str) -> Any:
+    if option != "outer":
+        value = yaml.safe_load(text)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ConfigError(f"sync {whole!r}: {option}={text} is not a number.", fix=f"For example {option}=16.")
+        return value
+    if text in {"none", "null"}:
+        return None
+    match = _CALL.fullmatch(text)
+    kind = _known(match[1] if match else text, OUTER, f"sync {whole!r}: outer optimizer")
+    try:
+        return kind(*(float(number) for number in ((match and match[2]) or "").split(",") if number.strip()))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sync {whole!r}: outer={text}: {error}.", fix="For example nesterov(0.7,0.9).") from error
+
+
+def _known(name: str, known: dict[str, Any], what: str) -> Any:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(
+            f"{what} {name!r} is unknown.",
+            fix=f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
+        )
+    return known[name]

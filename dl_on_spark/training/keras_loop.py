@@ -1,0 +1,190 @@
+"""Keras's own `fit`, with a step loop of ours beneath it.
+
+Keras's `fit` runs: callbacks, metrics, validation, a custom ``train_step`` stay as they are. Its train
+function is replaced: several steps run in one `tf.function` whose ``tf.range`` loop calls
+``model.train_step``; between two calls the strategy may exchange and hooks may save. (Keras's own
+multi-step function costs about 3 ms a step as soon as a ``numpy_function`` is in it.)
+
+Keras is given a dataset of step numbers alone, so it counts an epoch's steps right, also in a resumed epoch;
+rows come from our dataset, whose fresh iterator starts where the cursor says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dl_on_spark.collectives import Communicator
+from dl_on_spark.input_pipeline import Cursor, SamplePlan
+from dl_on_spark.sync.base import SyncSession
+from dl_on_spark.training.metrics import merge_over_ranks, metric_variables
+
+
+@dataclass
+class CursorBox:
+    """The next step to run; a fresh iterator of the training dataset begins there."""
+
+    cursor: Cursor
+
+
+class StepHook(Protocol):
+    """What the loop calls on every rank, at the same steps."""
+
+    def steps_until_due(self, cursor: Cursor) -> int | None:
+        """Steps until the hook wants to be called; None: it takes what comes."""
+
+    def on_steps(self, cursor: Cursor, steps: int, seconds: float) -> None:
+        """`steps` steps were done; `cursor` is after them, its step may be the epoch's number of steps."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Metrics of all rows, after validation and the user's callbacks."""
+
+
+def fit_worker(
+    model: keras.Model,
+    dataset: tf.data.Dataset,
+    *,
+    plan: SamplePlan,
+    comm: Communicator,
+    session: SyncSession,
+    epochs: int,
+    start: Cursor,
+    cursor_box: CursorBox,
+    validation: tf.data.Dataset | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    steps_per_execution: int = 32,
+    hooks: Sequence[StepHook] = (),
+) -> dict[str, list[float]]:
+    """Run `fit` on this rank from `start` to the end of epoch `epochs`; returns Keras's history.
+
+    An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it.
+    """
+    loop = _StepLoop(model, dataset, plan, session, start, cursor_box, steps_per_execution, hooks)
+    unmerge = merge_over_ranks(model, comm)
+    before = model.steps_per_execution
+    model.steps_per_execution = steps_per_execution
+    # On the instance: Keras's `fit` asks for a train function and gets ours.
+    object.__setattr__(model, "make_train_function", lambda force=False: None)
+    model.train_function = loop.execute
+    try:
+        history = model.fit(
+            tf.data.Dataset.range(plan.steps_per_epoch),
+            epochs=epochs,
+            initial_epoch=start.epoch,
+            validation_data=validation,
+            callbacks=[*callbacks, _EpochEnd(hooks)],
+            verbose=0,
+        )
+    except tf.errors.OpError as error:
+        if session.failure is not None:
+            raise session.failure from error
+        raise
+    finally:
+        object.__delattr__(model, "make_train_function")
+        model.train_function = None
+        model.steps_per_execution = before
+        unmerge()
+    found: dict[str, list[float]] = history.history
+    return found
+
+
+class _StepLoop:
+    """Our train function: `execute` stands for one of Keras's executions of several steps."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        dataset: tf.data.Dataset,
+        plan: SamplePlan,
+        session: SyncSession,
+        start: Cursor,
+        box: CursorBox,
+        steps_per_execution: int,
+        hooks: Sequence[StepHook],
+    ) -> None:
+        self._model, self._dataset, self._plan, self._session = model, dataset, plan, session
+        self._box, self._per_execution, self._hooks = box, steps_per_execution, hooks
+        self._position = 0  # Keras's step in the epoch
+        self._iterator: Any = None
+        # Keras resets metrics when an epoch begins; those of a resumed epoch are put back then.
+        self._metrics = [np.array(v) for v in metric_variables(model)] if start.step else []
+        box.cursor = start
+        self._steps = _steps_function(model, compiled=bool(model.jit_compile) and not session.in_graph)
+
+    def execute(self, _iterator: Any) -> Any:
+        """Run the steps of one execution that are still to be done, and return the last step's logs."""
+        steps = self._plan.steps_per_epoch
+        if self._position >= steps:
+            self._position, self._iterator = 0, None
+        last = min(self._position + self._per_execution, steps)
+        if self._iterator is None:
+            for variable, value in zip(metric_variables(self._model), self._metrics, strict=False):
+                variable.assign(value)
+            self._metrics = []
+            self._iterator = iter(self._dataset)
+        logs: Any = None
+        while self._box.cursor.step < last:
+            logs = self._run(last)
+        self._position = last
+        if last == steps:
+            self._box.cursor = Cursor(self._box.cursor.epoch + 1, 0)
+        # Done before the run was resumed: nothing to run, the metrics so far.
+        return self._model.get_metrics_result() if logs is None else logs
+
+    def _run(self, last: int) -> Any:
+        """As many steps as fit before the next exchange, hook or the execution's end."""
+        cursor, began = self._box.cursor, time.perf_counter()
+        done = cursor.epoch * self._plan.steps_per_epoch + cursor.step
+        limits = [self._session.steps_until_exchange(done), *(hook.steps_until_due(cursor) for hook in self._hooks)]
+        count = min(last - cursor.step, *(limit for limit in limits if limit is not None), last - cursor.step)
+        logs = self._steps(self._iterator, tf.constant(count, tf.int32))
+        cursor = Cursor(cursor.epoch, cursor.step + count)
+        self._session.after_steps(done + count)
+        if cursor.step == self._plan.steps_per_epoch:
+            self._session.finish_epoch(done + count)
+        self._box.cursor = cursor
+        seconds = time.perf_counter() - began
+        for hook in self._hooks:
+            hook.on_steps(cursor, count, seconds)
+        return logs
+
+
+def _steps_function(model: keras.Model, compiled: bool) -> Callable[[Any, Any], Any]:
+    """(iterator, n) -> logs of the last of n steps, traced once for every n and batch size."""
+    if model.run_eagerly:
+
+        def eager(iterator: Any, count: Any) -> Any:
+            for _ in range(int(count)):
+                logs = model.train_step(next(iterator))
+            return logs
+
+        return eager
+    one_step = tf.function(model.train_step, jit_compile=compiled, reduce_retracing=True)
+
+    @tf.function(reduce_retracing=True)
+    def several(iterator: Any, count: Any) -> Any:
+        logs = one_step(next(iterator))
+        for _ in tf.range(count - 1):
+            logs = one_step(next(iterator))
+        return logs
+
+    run: Callable[[Any, Any], Any] = several
+    return run
+
+
+class _EpochEnd(keras.callbacks.Callback):
+    """Calls the hooks after the user's callbacks, so that what those changed is saved too."""
+
+    def __init__(self, hooks: Iterable[StepHook]) -> None:
+        super().__init__()
+        self._hooks = list(hooks)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        for hook in self._hooks:
+            hook.on_epoch_end(epoch, dict(logs or {}))

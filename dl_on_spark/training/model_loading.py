@@ -1,0 +1,64 @@
+"""The user's model: found by its reference, built, and checked before the first step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from dl_on_spark.errors import ConfigError, ModelError
+from dl_on_spark.lake import Schema
+from dl_on_spark.references import load_function
+
+# An odd constant: ranks get seeds far from each other.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def load_model_builder(reference: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind ``"module:function"``, or the function itself. Raises `ModelError`."""
+    if callable(reference):
+        return reference
+    try:
+        return load_function(reference)
+    except ConfigError as error:
+        raise ModelError(f"model {error.message}", fix=error.fix) from error
+
+
+def build(builder: Callable[..., Any], schema: Schema) -> keras.Model:
+    """Call the builder, with the schema if it has a parameter of that name.
+
+    Raises `ModelError` unless it gives a compiled `keras.Model` whose loss is a mean over rows.
+    """
+    takes_schema = "schema" in inspect.signature(builder).parameters
+    model = builder(schema=schema) if takes_schema else builder()
+    name = getattr(builder, "__qualname__", str(builder))
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            f"{name} returned {type(model).__name__}, not a keras.Model.", fix="Return the compiled model."
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ModelError(
+            f"the model of {name} is not compiled.",
+            fix="Call model.compile(optimizer=..., loss=..., metrics=[...]) before it is returned.",
+        )
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction in {"sum", "none", None}:
+            raise ModelError(
+                f"the loss of {name} has reduction={reduction!r}; gradients of workers are averaged over rows.",
+                fix="Use the default reduction 'sum_over_batch_size' and scale the learning rate instead.",
+            )
+    return model
+
+
+def offset_seeds(model: keras.Model, rank: int) -> None:
+    """Give each rank its own random state (dropout), the same ones in every run of the same seed."""
+    known = {id(variable) for variable in model.weights}
+    for variable in model.non_trainable_variables:
+        if id(variable) not in known and rank:
+            state = np.asarray(variable).astype(np.uint64)
+            state[..., 0] = (state[..., 0] + rank * _SEED_STRIDE) % 2**32
+            variable.assign(state.astype(np.uint32))

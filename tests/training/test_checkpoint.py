@@ -1,0 +1,111 @@
+"""Checkpoints are complete or absent, verified, fenced and pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dl_on_spark.errors import CheckpointError
+from dl_on_spark.input_pipeline import Cursor
+from dl_on_spark.training.checkpoint import MODEL, CheckpointStore, Manifest, rank_file
+
+
+def store(folder: Path, attempt: int = 1, current: int | None = None) -> CheckpointStore:
+    return CheckpointStore(str(folder), attempt, lambda: attempt if current is None else current)
+
+
+def save(into: CheckpointStore, step: int, *, world: int = 2, attempt: int = 1, loss: float = 1.0) -> None:
+    files = [into.put(step, MODEL, {"weight/0000/w": np.full((3, 2), step, np.float32)})]
+    files += [into.put(step, rank_file(rank), {"seed": np.array([rank, step])}) for rank in range(world)]
+    into.commit(Manifest(step, Cursor(0, step), attempt, world, tuple(files), {"loss": loss}, {"history": {}}))
+
+
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    values = {
+        "a": np.float32([[1.5, -0.0], [np.pi, 1e-38]]),
+        "scalar": np.array(7, np.int64),
+        "empty": np.zeros((0, 3), np.float16),
+        "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    }
+    files = (saved.put(5, MODEL, values), saved.put(5, rank_file(0), {}))
+    saved.commit(Manifest(5, Cursor(1, 2), 1, 1, files))
+    found = saved.latest()
+    assert found is not None
+    assert found.manifest.cursor == Cursor(1, 2)
+    loaded = found.load(MODEL)
+    for name, value in values.items():
+        assert loaded[name].dtype == value.dtype
+        np.testing.assert_array_equal(loaded[name], value)
+    assert found.load_rank(0) == {}
+
+
+def test_a_checkpoint_without_its_manifest_does_not_exist(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    save(saved, 10)
+    saved.put(20, MODEL, {"w": np.zeros(3)})
+    found = saved.latest()
+    assert found is not None
+    assert found.manifest.step == 10
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = store(tmp_path)
+    save(saved, 10)
+    save(saved, 20)
+    file = tmp_path / "checkpoints" / "step-00000020-a001" / ("manifest.json" if damage == "manifest" else MODEL)
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 0x10
+        file.write_bytes(bytes(data[:-1]) if damage == "truncate" else bytes(data if damage == "flip" else b"{"))
+    found = saved.latest()
+    assert found is not None
+    assert found.manifest.step == 10
+    assert str(file.parent.name) in caplog.text
+
+
+def test_a_stale_attempt_cannot_commit_and_the_later_attempt_wins(tmp_path: Path) -> None:
+    save(store(tmp_path, attempt=2), 10, attempt=2)
+    stale = store(tmp_path, attempt=1, current=2)
+    with pytest.raises(CheckpointError, match="attempt 1 is stale"):
+        save(stale, 20)
+    found = store(tmp_path, attempt=3).latest()
+    assert found is not None
+    assert (found.manifest.step, found.manifest.attempt) == (10, 2)
+
+
+def test_with_another_number_of_ranks_each_takes_a_saved_state(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    save(saved, 10, world=2)
+    found = saved.latest()
+    assert found is not None
+    assert [int(found.load_rank(rank)["seed"][0]) for rank in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    for step, loss in ((10, 0.5), (20, 0.1), (30, 0.4), (40, 0.3)):
+        save(saved, step, loss=loss)
+    saved.prune(2, best=lambda manifest: -manifest.metrics["loss"])
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step-00000020-a001", "step-00000030-a001", "step-00000040-a001"]
+
+
+def test_a_newer_format_and_a_path_out_of_the_folder_are_refused_by_name(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    save(saved, 10)
+    manifest = tmp_path / "checkpoints" / "step-00000010-a001" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"format": 1', '"format": 99'))
+    with pytest.raises(CheckpointError, match="format 99; this version reads up to 1"):
+        saved.verify("step-00000010-a001")
+    manifest.write_text(text.replace(MODEL, "../../secret"))
+    with pytest.raises(CheckpointError, match=r"names the file '\.\./\.\./secret'"):
+        saved.verify("step-00000010-a001")
