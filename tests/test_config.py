@@ -16,15 +16,11 @@ def test_the_demo_pipeline_is_valid_and_resolves_its_paths(tmp_path: Path) -> No
     config = load_config(PIPELINE, [f"lake={tmp_path}"])
     assert config.data_path("raw/flights") == f"{tmp_path}/raw/flights"
     assert config.data_path("s3://bucket/x") == "s3://bucket/x"
-    assert (
-        config.schema_path().resolve() == (PIPELINE.parents[2] / "schemas" / "flight_features.yaml").resolve()
-    )
+    assert config.schema_path().resolve() == (PIPELINE.parents[2] / "schemas" / "flight_features.yaml").resolve()
 
 
 def test_overrides_are_read_as_yaml_and_reach_nested_sections() -> None:
-    config = load_config(
-        PIPELINE, ["training.epochs=5", "gate.floor=null", "spark.spark.sql.shuffle.partitions=4"]
-    )
+    config = load_config(PIPELINE, ["training.epochs=5", "gate.floor=null", "spark.spark.sql.shuffle.partitions=4"])
     assert config.training.epochs == 5
     assert config.gate.floor is None
     assert config.spark == {"spark.sql.shuffle.partitions": "4"}

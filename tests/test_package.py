@@ -20,9 +20,7 @@ def test_importing_the_package_loads_neither_tensorflow_nor_spark() -> None:
         "from dl_on_spark import Allreduce, LocalSGD, Schema, Trainer, open_table\n"
         "print([m for m in ('tensorflow', 'keras', 'py4j') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -30,9 +28,7 @@ def test_importing_the_package_loads_neither_tensorflow_nor_spark() -> None:
     "kind", [k for k in vars(errors).values() if isinstance(k, type) and k.__module__ == errors.__name__]
 )
 def test_errors_survive_pickling_with_message_and_way_out(kind: type[errors.DLOnSparkError]) -> None:
-    error = (
-        kind("demo", "extra") if kind is errors.MissingExtraError else kind("what is wrong.", fix="Do this.")
-    )
+    error = kind("demo", "extra") if kind is errors.MissingExtraError else kind("what is wrong.", fix="Do this.")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert (copy.message, copy.fix, str(copy)) == (error.message, error.fix, str(error))

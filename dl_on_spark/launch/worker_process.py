@@ -11,6 +11,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -30,6 +31,10 @@ from dl_on_spark.launch.worker_channel import report_once
 
 _ADDRESS_DEADLINE_S = 60.0
 _REAP_S = 10.0
+# What TensorFlow says on every start, before its own log level applies; the last on machines without a GPU.
+_START_UP_NOISE = re.compile(
+    r"I0000 00:00:|WARNING: All log messages before absl::InitializeLog|E0000 00:00:.*failed call to cuInit"
+)
 _TAIL_LINES = 40
 # What Spark gives its Python workers to talk to their JVM is none of the trainer's business.
 _SPARK_PRIVATE = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_REUSE_WORKER", "_PYSPARK_DRIVER_")
@@ -201,6 +206,8 @@ class _Worker:
         with contextlib.suppress(OSError, ValueError):
             while line := self._process.stdout.readline(8192):
                 text = line.decode(errors="replace")
+                if _START_UP_NOISE.match(text):
+                    continue
                 self._tail.append(text)
                 sys.stderr.write(text)
                 sys.stderr.flush()

@@ -94,7 +94,7 @@ class CheckpointStore:
 
     def put(self, step: int, name: str, tensors: Tensors) -> FileDigest:
         """Write one file of the checkpoint of `step`."""
-        data = safetensors.save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
+        data = safetensors.save({key: np.asarray(value, order="C") for key, value in tensors.items()})
         storage.write_bytes(storage.join(self._folder(step), name), data)
         return FileDigest(name, len(data), hashlib.sha256(data).hexdigest())
 

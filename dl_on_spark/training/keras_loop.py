@@ -79,6 +79,7 @@ def fit_worker(
             initial_epoch=start.epoch,
             validation_data=validation,
             callbacks=[*callbacks, _EpochEnd(hooks)],
+            shuffle=False,  # the plan shuffles
             verbose=0,
         )
     except tf.errors.OpError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dl_on_spark.errors import CheckpointError
+from dl_on_spark.errors import ModelError
 
 if TYPE_CHECKING:
     import keras
@@ -99,14 +99,14 @@ def _assign(prefix: str, variables: Iterable[Any], tensors: Mapping[str, npt.NDA
     saved = {name.split("/")[1]: (name, value) for name, value in tensors.items() if name.startswith(f"{prefix}/")}
     variables = list(variables)
     if len(saved) != len(variables):
-        raise CheckpointError(
+        raise ModelError(
             f"the checkpoint has {len(saved)} {prefix} tensors, the model {len(variables)}: the model's code changed.",
             fix="Start afresh with resume='never', or use the code that wrote the checkpoint.",
         )
     for i, variable in enumerate(variables):
         name, value = saved[f"{i:04d}"]
         if tuple(value.shape) != tuple(variable.shape):
-            raise CheckpointError(
+            raise ModelError(
                 f"checkpoint tensor {name} has shape {tuple(value.shape)}, the model's {variable.path} has "
                 f"{tuple(variable.shape)}: the model's code changed.",
                 fix="Start afresh with resume='never', or use the code that wrote the checkpoint.",

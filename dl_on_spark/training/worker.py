@@ -193,7 +193,8 @@ class _Worker:
             return None
         plan = SamplePlan.from_json(self._job.validation_plan)
         reader = stack.enter_context(self._reader(self._job.validation_snapshot, plan, schema))
-        return to_tf_dataset(reader, lambda: Cursor(0, 0))
+        dataset = to_tf_dataset(reader, lambda: Cursor(0, 0))
+        return dataset.apply(tf.data.experimental.assert_cardinality(plan.steps_per_epoch))
 
     def _agree_on_weights(self) -> None:
         """Rank 0's initial weights: a model may draw them from a source that our seed does not reach."""

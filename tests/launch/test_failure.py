@@ -79,8 +79,6 @@ def test_a_worker_cannot_name_a_class_that_is_not_an_input_error():
 def test_a_signal_is_named_and_the_others_are_mentioned():
     dead = of_exit(-signal.SIGSEGV, "Fatal Python error\n", rank=2, host="node-7", step=9)
     error = to_error(dead, [dead, raised(CollectiveError("lost rank 2"))])
-    assert (
-        error.message == "worker 2 on node-7 at step 9: was killed by SIGSEGV (seen by the others: worker 1)"
-    )
+    assert error.message == "worker 2 on node-7 at step 9: was killed by SIGSEGV (seen by the others: worker 1)"
     assert "Fatal Python error" in str(error)
     assert "exit code 3" in of_exit(3, "", rank=0, host="h", step=None).message

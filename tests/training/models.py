@@ -1,0 +1,92 @@
+"""Small models and callbacks for training tests; imported by the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+FEATURES = ("a", "b")
+
+
+def build_model():
+    import keras
+
+    inputs = {name: keras.Input((), name=name) for name in FEATURES}
+    hidden = keras.layers.Concatenate()([keras.layers.Reshape((1,))(tensor) for tensor in inputs.values()])
+    hidden = keras.layers.Dense(8, "tanh")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(
+        keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")]
+    )
+    return model
+
+
+def build_with_dropout_and_batch_norm():
+    import keras
+
+    inputs = {name: keras.Input((), name=name) for name in FEATURES}
+    hidden = keras.layers.Concatenate()([keras.layers.Reshape((1,))(tensor) for tensor in inputs.values()])
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(8, "relu")(hidden))
+    hidden = keras.layers.Dropout(0.3, seed=3)(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "binary_crossentropy")
+    return model
+
+
+def build_uncompiled():
+    import keras
+
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+
+def build_no_model():
+    return {"not": "a model"}
+
+
+def build_failing():
+    raise ValueError("the user's own mistake")
+
+
+def kill_once(marker: str, rank_to_kill: int, step: int):
+    """Callbacks that kill `rank_to_kill` with SIGKILL at `step`, the first time only."""
+
+    def callbacks(rank: int):
+        import keras
+
+        class Kill(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if rank == rank_to_kill and batch >= step and not Path(marker).exists():
+                    Path(marker).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return [Kill()]
+
+    return callbacks
+
+
+def raise_on_rank(rank_to_fail: int):
+    """Callbacks with an error on one rank, in the middle of an epoch."""
+
+    def callbacks(rank: int):
+        import keras
+
+        class Fail(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if rank == rank_to_fail:
+                    raise RuntimeError("user callback broke on purpose")
+
+        return [Fail()]
+
+    return callbacks
+
+
+def stop_early(patience_epochs: int):
+    """Keras's own EarlyStopping, on a metric that never improves enough."""
+
+    def callbacks(rank: int):
+        import keras
+
+        return [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience_epochs)]
+
+    return callbacks
