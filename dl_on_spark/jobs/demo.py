@@ -123,7 +123,7 @@ def _train_alone(config: PipelineConfig, directory: Path) -> dict[str, Any]:
     )
     if done.returncode != 0:
         raise TrainingFailed(f"the single Keras process failed:\n{done.stderr[-4000:]}", fix="Its traceback is above.")
-    result: dict[str, Any] = json.loads(Path(job["output"], "single_process.json").read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(Path(str(job["output"]), "single_process.json").read_text(encoding="utf-8"))
     return result
 
 

@@ -102,7 +102,9 @@ class RowGroupDecoder:
         try:
             source = self._open(index)
             table = source.read_row_group(int(groups.index[i]), columns=stored, use_threads=self._use_threads)
-        except (OSError, pa.ArrowException) as error:
+            if stored and table.num_rows != int(groups.stored_rows[i]):
+                raise OSError(f"row group {groups.index[i]} has {table.num_rows} rows")
+        except (OSError, pa.ArrowException, IndexError, KeyError) as error:
             raise TableError(
                 f"{self._snapshot.uri}: {data_file.path or 'the file'} cannot be read any more: {error}.",
                 fix="It was replaced or damaged after the run began; start a new run.",

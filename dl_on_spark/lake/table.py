@@ -63,9 +63,9 @@ class Table:
         name, content = self._content()
         columns = self._selected(content.schema)
         groups, certain = _row_groups(content, self.predicate, self.uri)
-        if self.predicate is None and int(groups.stored_rows.sum()) == 0:
+        if self.predicate is None and len(groups) == 0:
             raise TableError(f"{self.uri} has no rows.", fix="Check the path, or run the ETL for these days first.")
-        # Digest before pruning: of the files that are read, by name and footer.
+        # Of the files that are read, by name and footer: what the filter leaves out may change.
         used = sorted(set(groups.file.tolist()))
         renumbered = np.searchsorted(np.asarray(used, dtype=np.int64), groups.file)
         digest = hashlib.sha256(
@@ -91,7 +91,7 @@ class Table:
         chosen = FORMATS.items() if self.format == "auto" else [(self.format, FORMATS[self.format])]
         for name, module in chosen:
             if module.recognizes(place):
-                return name, module.resolve(place, self.version)
+                return name, module.resolve(place, self.version, self.predicate)
         raise TableError(f"{self.uri}: there is no table.", fix="Check the path, or run the ETL first.")
 
     def _selected(self, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -128,11 +128,14 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
         constants = {n: where.Range.constant(v) for n, v in file.partition.items() if n in names}
         if node is not None and True not in node.outcomes(constants):
             continue
+        stored = _stored(footer, names - set(constants))
         for position in range(footer.num_row_groups):
             group = footer.row_group(position)
+            if group.num_rows == 0:
+                continue
             whole = True
             if node is not None:
-                outcomes = node.outcomes({**constants, **_ranges(group, names - set(constants), content.schema)})
+                outcomes = node.outcomes({**constants, **_ranges(group, stored, content.schema)})
                 if True not in outcomes:
                     continue
                 whole = outcomes == {True}
@@ -143,23 +146,28 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
     return groups, np.asarray(certain, dtype=bool)
 
 
-def _ranges(group: Any, names: set[str], schema: pa.Schema) -> dict[str, where.Range]:
+def _stored(footer: Any, names: set[str]) -> dict[str, int]:
+    """Positions of the filter's columns in a file: a wide table's others are not looked at."""
+    paths = (footer.schema.column(i).path for i in range(footer.num_columns if names else 0))
+    return {path: i for i, path in enumerate(paths) if path in names}
+
+
+def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, where.Range]:
     """What the statistics of one row group say of the filter's columns."""
     ranges: dict[str, where.Range] = {}
-    for i in range(group.num_columns if names else 0):
-        chunk = group.column(i)
-        if chunk.path_in_schema not in names:
-            continue
-        found = chunk.statistics
+    for name, i in stored.items():
+        found = group.column(i).statistics
         if found is None:
             continue
         nulls = found.null_count if found.has_null_count else None
         only_nulls = nulls is not None and nulls == group.num_rows
-        kind = schema.field(chunk.path_in_schema).type
+        kind = schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
         low, high = (found.min, found.max) if found.has_min_max else (None, None)
         if not (_comparable(low, kind) and _comparable(high, kind)):
             low = high = None
-        ranges[chunk.path_in_schema] = where.Range(low, high, nulls != 0, only_nulls)
+        ranges[name] = where.Range(low, high, nulls != 0, only_nulls)
     return ranges
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -65,15 +65,59 @@ class Compare:
 
     def expression(self) -> pc.Expression:
         column = pc.field(self.column)
-        literal = pa.scalar(self.value)
-        if pa.types.is_integer(self.type) and isinstance(self.value, (float, Decimal)):
+        if pa.types.is_floating(self.type) or isinstance(self.value, float):
             column, literal = column.cast(pa.float64()), pa.scalar(float(self.value))
-        elif not isinstance(self.value, (float, Decimal)) and not pa.types.is_dictionary(self.type):
+        elif pa.types.is_integer(self.type) or pa.types.is_decimal(self.type):
+            literal = pa.scalar(self.value)
+        else:
             literal = pa.scalar(self.value, self.type)
         compared = _OPERATORS[self.operator](column, literal)
         if pa.types.is_floating(self.type) and self.operator in {">", ">="}:
             compared = compared | pc.is_nan(column)
         return compared
+
+    def columns(self) -> set[str]:
+        return {self.column}
+
+
+@dataclass(frozen=True)
+class In:
+    """Equality with any of ``values``; one node, since a list may have thousands."""
+
+    column: str
+    values: tuple[Any, ...]
+    type: pa.DataType
+
+    def outcomes(self, ranges: Mapping[str, Range]) -> Outcomes:
+        known = ranges.get(self.column)
+        if known is None:
+            return ANY
+        if known.only_nulls:
+            return frozenset({None})
+        found: set[bool | None] = {None} if known.nulls else set()
+        if known.low is None or known.high is None:
+            return frozenset(found | {True, False})
+        if any(known.low <= value <= known.high for value in self.values):
+            found.add(True)
+        certain = known.low == known.high and known.low in self.values
+        if not certain or pa.types.is_floating(self.type):  # NaN is in no statistics
+            found.add(False)
+        return frozenset(found)
+
+    def expression(self) -> pc.Expression:
+        column = pc.field(self.column)
+        if pa.types.is_floating(self.type):  # the column to the literals' type, as Spark does: 0.1f is not 0.1
+            column, values = column.cast(pa.float64()), pa.array(self.values, pa.float64())
+        elif pa.types.is_integer(self.type):
+            whole = [value for value in self.values if isinstance(value, int)]
+            column, values = column.cast(pa.int64()), pa.array(whole, pa.int64())
+        elif pa.types.is_decimal(self.type):
+            exact = [value for value in self.values if _fits(value, self.type)]
+            values = pa.array(exact, self.type)
+        else:
+            column, values = column.cast(self.type), pa.array(self.values, self.type)
+        # Arrow's is_in says false of a null, SQL says null: NOT IN must not let it pass.
+        return pc.if_else(column.is_null(), pa.scalar(None, pa.bool_()), column.isin(values))
 
     def columns(self) -> set[str]:
         return {self.column}
@@ -132,16 +176,17 @@ class Junction:
 
     def expression(self) -> pc.Expression:
         parts = [operand.expression() for operand in self.operands]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole | part if self.absorbing else whole & part
-        return whole
+        while len(parts) > 1:  # a balanced tree: Arrow walks expressions by recursion
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            odd = parts[-1:] if len(parts) % 2 else []
+            parts = [a | b if self.absorbing else a & b for a, b in pairs] + odd
+        return parts[0]
 
     def columns(self) -> set[str]:
         return set().union(*(operand.columns() for operand in self.operands))
 
 
-Node = Compare | IsNull | Not | Junction
+Node = Compare | In | IsNull | Not | Junction
 
 
 def parse(text: str, schema: pa.Schema, uri: str) -> Node:
@@ -150,25 +195,56 @@ def parse(text: str, schema: pa.Schema, uri: str) -> Node:
     Raises `TableError` for syntax outside the language, an unknown column, or a value that a column
     of its type cannot have; the message names table, filter and the part that is wrong.
     """
+    return _build(text, schema, uri, partial=False)
+
+
+def partition_test(text: str, schema: pa.Schema, uri: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether rows in a partition of these values may pass `text`, before any file is opened.
+
+    `schema` has the partition columns alone; any other column may have any value.
+    """
+    node = _build(text, schema, uri, partial=True)
+    names = node.columns()
+    return lambda values: (
+        True in node.outcomes({name: Range.constant(value) for name, value in values.items() if name in names})
+    )
+
+
+def _build(text: str, schema: pa.Schema, uri: str, *, partial: bool) -> Node:
     try:
-        tree = sqlglot.parse_one(text, read="spark", into=sql.Condition)
+        tree = sqlglot.parse_one(text, read="spark")
+        return _Builder(text, schema, uri, partial).build(tree)
+    except _UnknownColumn as unknown:
+        raise unknown.error from None
     except SqlglotError as error:
-        detail = str(error).splitlines()[0].rstrip(".")
-        raise _wrong(uri, text, detail, "Write for example: date >= '2013-06-01' and origin = 'JFK'") from error
-    return _Builder(text, schema, uri).build(tree)
+        found = (getattr(error, "errors", None) or [{}])[0]
+        detail = str(found.get("description") or error).splitlines()[0].rstrip(".")
+        column = f" at character {found['col']}" if found.get("col") else ""
+        raise _wrong(uri, text, detail + column, _EXAMPLE) from error
+    except RecursionError as error:
+        raise _wrong(uri, text[:80], "it is nested too deeply", "Use IN for long lists of values.") from error
 
 
 class _Builder:
     """sqlglot's tree becomes ours; everything not in the language is refused by name."""
 
-    def __init__(self, text: str, schema: pa.Schema, uri: str) -> None:
-        self._text, self._schema, self._uri = text, schema, uri
+    def __init__(self, text: str, schema: pa.Schema, uri: str, partial: bool) -> None:
+        self._text, self._schema, self._uri, self._partial = text, schema, uri, partial
 
     def build(self, node: Any) -> Node:
+        try:
+            return self._build(node)
+        except _UnknownColumn as unknown:
+            if not self._partial:
+                raise
+            return Compare(unknown.column, "=", None, pa.null())  # of no known range: any outcome
+
+    def _build(self, node: Any) -> Node:
         if isinstance(node, sql.Paren):
             return self.build(node.this)
         if isinstance(node, (sql.And, sql.Or)):
-            return Junction(isinstance(node, sql.Or), (self.build(node.left), self.build(node.right)))
+            operands = tuple(self.build(operand) for operand in node.flatten(unnest=False))
+            return Junction(isinstance(node, sql.Or), operands)
         if isinstance(node, sql.Not):
             return Not(self.build(node.this))
         if isinstance(node, sql.Between):
@@ -177,7 +253,8 @@ class _Builder:
         if isinstance(node, sql.In):
             if not node.expressions:
                 raise self._refuse(node, "IN needs a list of values")
-            return Junction(True, tuple(self._compare("=", node.this, value) for value in node.expressions))
+            name, kind = self._column(node.this)
+            return In(name, tuple(self._value(value, name, kind) for value in node.expressions), kind)
         if isinstance(node, sql.Is):
             if not isinstance(node.expression, sql.Null):
                 raise self._refuse(node, "only IS NULL and IS NOT NULL are known")
@@ -213,7 +290,9 @@ class _Builder:
         if found is None:
             near = difflib.get_close_matches(name, self._schema.names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(self._schema.names)}."
-            raise _wrong(self._uri, self._text, f"there is no column {name!r}", hint)
+            start = node.parts[0].meta.get("start")
+            at = "" if start is None else f" (at character {start + 1})"
+            raise _UnknownColumn(name, _wrong(self._uri, self._text, f"there is no column {name!r}{at}", hint))
         kind = self._schema.field(found).type
         return found, kind.value_type if pa.types.is_dictionary(kind) else kind
 
@@ -252,6 +331,13 @@ class _Builder:
         )
 
 
+class _UnknownColumn(Exception):
+    def __init__(self, column: str, error: TableError) -> None:
+        super().__init__(column)
+        self.column = column
+        self.error = error
+
+
 def _wrong(uri: str, text: str, detail: str, fix: str) -> TableError:
     return TableError(f"filter {text!r} on {uri}: {detail}.", fix=fix)
 
@@ -267,10 +353,11 @@ def _coerce(raw: Any, kind: pa.DataType) -> Any:
         if isinstance(raw, bool):
             return raw
     elif pa.types.is_integer(kind):
-        if isinstance(raw, str):
-            return int(raw)
+        number = int(raw) if isinstance(raw, str) else raw
         if not isinstance(raw, bool):
-            return raw if isinstance(raw, int) else (int(raw) if raw == raw.to_integral_value() else float(raw))
+            if abs(number) >= 2**63:
+                raise ValueError(f"{raw!r} is beyond 64 bits")
+            return int(number) if number == int(number) else float(number)
     elif pa.types.is_floating(kind):
         if not isinstance(raw, bool):
             return float(raw)
@@ -289,6 +376,15 @@ def _coerce(raw: Any, kind: pa.DataType) -> Any:
             return moment.replace(tzinfo=datetime.UTC)
         return moment
     raise TypeError(f"{raw!r} as {kind}")
+
+
+def _fits(value: Decimal, kind: pa.DataType) -> bool:
+    """Whether a decimal column can have exactly this value."""
+    try:
+        pa.scalar(value, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _compare_range(operator: str, low: Any, high: Any, value: Any) -> set[bool | None]:
@@ -310,6 +406,7 @@ def _pair(true: bool, false: bool) -> set[bool | None]:
     return {outcome for outcome, possible in ((True, true), (False, false)) if possible}
 
 
+_EXAMPLE = "Write for example: date >= '2013-06-01' and origin = 'JFK'"
 _OPERATORS = {
     "=": pc.equal,
     "!=": pc.not_equal,

@@ -1,25 +1,15 @@
 """Atomic, idempotent replacement of a table's partitions.
 
-Spark writes the new partitions into ``_staging/<id>/`` inside the table, which readers ignore. Then
-each partition's folder is exchanged with the old one in a single system call, so every reader, ours or
-not, sees the whole old day or the whole new one, also when the writer is killed. The same rows give the
-same files: rows are sorted, names are fixed.
-
-A writer holds a lock on its staging folder while it lives; the next writer removes the folders of dead
-ones. Where the file system has no exchange, the old folder is moved aside first: a kill between the two
-renames leaves the old day under ``_staging``, and the next writer puts it back.
+Spark writes the new partitions into a staging folder inside the table, which readers ignore; then each
+takes the place of the old one in a single step (`lake.staging`). A killed write leaves the old day or
+the new one, never a part of either. The same rows give the same files: rows are sorted, names are fixed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
-import fcntl
 import os
-import shutil
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,16 +17,16 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from dl_on_spark.errors import InputError, TableError
+from dl_on_spark.lake.staging import staging, sync_folder
 from dl_on_spark.lake.storage import PathLike, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_STAGING = "_staging"
-_LOCK = "lock"
-_NEW, _OLD = "new", "old"
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+# The letters that Spark writes as %XX in a folder's name (ExternalCatalogUtils.escapePathName).
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
+_FILE_NUMBER = re.compile(r"part-(\d+)-.*[.-]c(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -61,6 +51,16 @@ class WriteReport:
         """Rows of all partitions."""
         return sum(partition.rows for partition in self.partitions)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(partition.bytes for partition in self.partitions)
+
+    @property
+    def files(self) -> int:
+        """Files of all partitions."""
+        return sum(partition.files for partition in self.partitions)
+
 
 def write_partitions(
     rows: DataFrame,
@@ -69,6 +69,7 @@ def write_partitions(
     partition_by: str,
     sort_by: Sequence[str] = (),
     rows_per_file: int = 1_000_000,
+    rows_per_group: int | None = None,
     replaces: Iterable[object] = (),
 ) -> WriteReport:
     """Replace the partitions of `uri` that `rows` holds; all others stay.
@@ -77,17 +78,22 @@ def write_partitions(
 
     ``partition_by``: the column that names the folders. ``sort_by``: order of rows within a file; the
     other columns break ties, so that the order does not depend on how Spark ran. A partition has
-    ``ceil(rows / rows_per_file)`` files. Raises `InputError` for a table that is not on a file system
-    with rename; a failing write leaves the table as it was.
+    ``ceil(rows / rows_per_file)`` files, in row groups of at most ``rows_per_group`` rows (default:
+    Parquet's 128 MB). Raises `InputError` for a table that is not on a file system with rename or a
+    column that is not in `rows`; a failing write leaves the table as it was.
     """
+    for name in (partition_by, *sort_by):
+        if name not in rows.columns:
+            raise InputError(
+                f"the rows for {os.fspath(uri)} have no column {name!r} (columns: {', '.join(rows.columns)}).",
+                fix="Name a column of the rows in partition_by and sort_by.",
+            )
     root = _local_root(uri)
-    with _staging_folder(root) as staging:
-        _write_with_spark(rows, staging / _NEW, partition_by, sort_by, rows_per_file)
-        written = [_finish(folder) for folder in sorted((staging / _NEW).iterdir()) if folder.is_dir()]
-        for partition in written:
-            _publish(staging, root, partition.name)
-        for name in {f"{partition_by}={value}" for value in replaces} - {partition.name for partition in written}:
-            _withdraw(staging, root, name)
+    with staging(root) as staged:
+        _write_with_spark(rows, staged.new, partition_by, sort_by, rows_per_file, rows_per_group)
+        written = [_finish(folder) for folder in sorted(staged.new.iterdir()) if folder.is_dir()]
+        names = [partition.name for partition in written]
+        staged.commit(names, sorted({_folder_name(partition_by, value) for value in replaces} - set(names)))
     return WriteReport(os.fspath(uri), tuple(written))
 
 
@@ -106,7 +112,12 @@ def _local_root(uri: PathLike) -> Path:
 
 
 def _write_with_spark(
-    rows: DataFrame, folder: Path, partition_by: str, sort_by: Sequence[str], rows_per_file: int
+    rows: DataFrame,
+    folder: Path,
+    partition_by: str,
+    sort_by: Sequence[str],
+    rows_per_file: int,
+    rows_per_group: int | None,
 ) -> None:
     from pyspark.sql.types import MapType
 
@@ -115,101 +126,44 @@ def _write_with_spark(
         for field in rows.schema
         if field.name not in {partition_by, *sort_by} and not isinstance(field.dataType, MapType)
     ]
-    (
-        rows.repartition(partition_by)
-        .sortWithinPartitions(partition_by, *sort_by, *ties)
+    order = [_quoted(name) for name in (partition_by, *sort_by, *ties)]
+    writer = (
+        rows.repartition(order[0])
+        .sortWithinPartitions(*order)
         .write.option("maxRecordsPerFile", rows_per_file)
         .option("compression", "snappy")
-        .partitionBy(partition_by)
-        .parquet(folder.as_uri())
     )
+    if rows_per_group is not None:
+        writer = writer.option("parquet.block.row.count.limit", rows_per_group)
+    writer.partitionBy(partition_by).parquet(folder.as_uri())
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _folder_name(column: str, value: object) -> str:
+    """The folder that Spark makes for a partition value."""
+    text = _HIVE_NULL if value is None or value == "" else str(value)
+    escaped = (
+        "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in part) for part in (column, text)
+    )
+    return "=".join(escaped)
 
 
 def _finish(folder: Path) -> WrittenPartition:
     """Give a partition's files their final names and count them; drops Spark's checksum files."""
-    names = sorted(
-        (path for path in folder.iterdir() if path.suffix == ".parquet" and not path.name.startswith((".", "_"))),
-        key=lambda path: path.name.rpartition("-c")[2],  # part-<task>-<uuid>-c<number>.<codec>.parquet
-    )
+    numbered = {}
     for path in folder.iterdir():
-        if path not in names:
+        found = _FILE_NUMBER.match(path.name)
+        if found is None:
             path.unlink()
+        else:
+            numbered[int(found[1]), int(found[2])] = path
     rows = size = 0
-    for number, path in enumerate(names):
+    for number, (_, path) in enumerate(sorted(numbered.items())):
         rows += pq.read_metadata(path).num_rows
         size += path.stat().st_size
         path.rename(folder / f"part-{number:05d}.parquet")
-    return WrittenPartition(folder.name, rows, size, len(names))
-
-
-def _publish(staging: Path, root: Path, name: str) -> None:
-    """Make the staged partition `name` the table's own, in one step."""
-    new, target = staging / _NEW / name, root / name
-    try:
-        new.rename(target)  # works when there is no such partition yet, or an empty one
-        return
-    except OSError as error:
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-            raise
-    if _exchange(new, target):
-        return
-    old = staging / _OLD / name
-    old.parent.mkdir(exist_ok=True)
-    target.rename(old)
-    new.rename(target)
-
-
-def _withdraw(staging: Path, root: Path, name: str) -> None:
-    """Take a partition out of the table, in one step."""
-    if (root / name).is_dir():
-        old = staging / _OLD / f"{name}.withdrawn"
-        old.parent.mkdir(exist_ok=True)
-        (root / name).rename(old)
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Exchange two folders atomically (Linux ``renameat2``); False where the system cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        return False
-    done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
-    if done == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
-        return False
-    raise OSError(code, os.strerror(code), str(b))
-
-
-@contextlib.contextmanager
-def _staging_folder(root: Path) -> Iterator[Path]:
-    """A staging folder of our own, locked while we live; those of dead writers are removed first."""
-    for folder in (root / _STAGING).glob("*"):
-        _remove_if_dead(root, folder)
-    staging = root / _STAGING / uuid.uuid4().hex
-    staging.mkdir(parents=True)
-    with (staging / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield staging
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another writer's folder is in it
-        (root / _STAGING).rmdir()
-
-
-def _remove_if_dead(root: Path, folder: Path) -> None:
-    """Put back what a dead writer had moved aside, and remove its staging folder."""
-    try:
-        lock = (folder / _LOCK).open("r+")
-    except FileNotFoundError:
-        return  # its writer is between making the folder and locking it, or removing it
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # its writer lives
-        for old in (folder / _OLD).glob("*"):
-            if old.suffix != ".withdrawn" and not (root / old.name).exists():
-                old.rename(root / old.name)
-        shutil.rmtree(folder, ignore_errors=True)
+    sync_folder(folder)
+    return WrittenPartition(folder.name, rows, size, len(numbered))

@@ -1,0 +1,10 @@
+"""Is the model good enough, and which one is current?"""
+
+from __future__ import annotations
+
+from dl_on_spark.registry.evaluate import Metrics, evaluate, metrics_of
+from dl_on_spark.registry.gate import Decision, decide
+from dl_on_spark.registry.predictions import SavedModel
+from dl_on_spark.registry.versions import Registry, Version
+
+__all__ = ["Decision", "Metrics", "Registry", "SavedModel", "Version", "decide", "evaluate", "metrics_of"]

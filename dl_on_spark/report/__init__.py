@@ -1,0 +1,7 @@
+"""The page a person looks at."""
+
+from __future__ import annotations
+
+from dl_on_spark.report.page import Page, RunOnPage, render
+
+__all__ = ["Page", "RunOnPage", "render"]

@@ -15,8 +15,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
 from dl_on_spark.errors import TableError
+from dl_on_spark.lake import where
 from dl_on_spark.lake.formats.content import Content
 from dl_on_spark.lake.snapshot import DataFile, PartitionValue
+from dl_on_spark.lake.staging import set_aside
 from dl_on_spark.lake.storage import Location
 
 _TAIL_BYTES = 64 * 1024
@@ -39,11 +41,12 @@ def recognizes(place: Location) -> bool:
     return bool(place.filesystem.get_file_info(place.path).type != pafs.FileType.NotFound)
 
 
-def resolve(place: Location, version: str | None) -> Content:
+def resolve(place: Location, version: str | None, predicate: str | None = None) -> Content:
     """Files, footers and schema of the table at `place`.
 
-    Hidden names (first letter ``_`` or ``.``) are not part of the table. Raises `TableError` naming
-    the file that cannot be read, or both files whose schemas do not fit each other.
+    Only files of partitions in which `predicate` may be true are opened, side by side. Hidden names
+    (first letter ``_`` or ``.``) are not part of the table. Raises `TableError` naming the file that
+    cannot be read, or both files whose schemas do not fit each other.
     """
     if version is not None:
         raise TableError(
@@ -53,6 +56,11 @@ def resolve(place: Location, version: str | None) -> Content:
     raw_partitions = [_hive_values(path) for path, _ in paths]
     partitions, partition_types = _typed_partitions(place, [path for path, _ in paths], raw_partitions)
     files = tuple(DataFile(path, size, partition) for (path, size), partition in zip(paths, partitions, strict=True))
+    if predicate is not None:
+        partition_schema = pa.schema(list(partition_types.items()))
+        wanted = where.partition_test(predicate, partition_schema, place.uri)
+        # One file at least: its schema tells a filter that matches nothing from one that is wrong.
+        files = tuple(file for file in files if wanted(file.partition)) or files[:1]
     with ThreadPoolExecutor(_THREADS) as pool:
         read = list(pool.map(lambda file: _read_footer(place, file), files))
     footers = tuple(footer for footer, _ in read)
@@ -74,9 +82,15 @@ def _data_files(place: Location) -> list[tuple[str, int]]:
     if info.type == pafs.FileType.File:
         return [("", info.size)]
     prefix = len(place.path.rstrip("/")) + 1
-    found = place.filesystem.get_file_info(pafs.FileSelector(place.path, recursive=True))
-    files = [(entry.path[prefix:], entry.size) for entry in found if entry.type == pafs.FileType.File]
-    visible = sorted((path, size) for path, size in files if not any(p[0] in "_." for p in path.split("/")))
+    try:
+        found = place.filesystem.get_file_info(pafs.FileSelector(place.path, recursive=True))
+    except OSError as error:
+        raise TableError(f"{place.uri} cannot be listed: {error}.", fix="Check its permissions.") from error
+    files = {entry.path[prefix:]: entry.size for entry in found if entry.type == pafs.FileType.File}
+    shown = {path for path in files if not any(part[0] in "_." for part in path.split("/"))}
+    folders = {entry.path[prefix:] for entry in found if entry.type == pafs.FileType.Directory}
+    shown |= set_aside(files, folders)
+    visible = sorted((path, files[path]) for path in shown)
     if not visible:
         raise TableError(f"{place.uri} holds no data files.", fix="Check the path, or run the ETL first.")
     return visible

@@ -1,0 +1,39 @@
+"""The evaluation job: a trained run on the held-out days."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dl_on_spark.config import PipelineConfig
+from dl_on_spark.jobs.days import DaySplit, run_folder
+from dl_on_spark.lake import Table, open_table, storage
+from dl_on_spark.registry import SavedModel, evaluate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+METRICS = "metrics.json"
+
+
+def run(
+    spark: SparkSession,
+    config: PipelineConfig,
+    date: datetime.date,
+    *,
+    run_name: str | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Write metrics.json into the run's folder; returns its values."""
+    folder = run_folder(config, date, run_name)
+    metrics = evaluate(spark, SavedModel.load(folder), held_out(config, date))
+    storage.write_bytes(storage.join(folder, METRICS), metrics.to_json().encode())
+    return {key: value for key, value in asdict(metrics).items() if value is not None}
+
+
+def held_out(config: PipelineConfig, date: datetime.date) -> Table:
+    """The rows that candidate and current model are judged on."""
+    days = DaySplit.of(config, date)
+    table = open_table(config.data_path(config.etl.table)).where(days.holdout_filter(config.date_column))
+    return table if config.training.where is None else table.where(config.training.where)

@@ -1,0 +1,74 @@
+"""The publication job: the gate, then a new version; and the way back."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import dl_on_spark
+from dl_on_spark.config import PipelineConfig
+from dl_on_spark.errors import GateRefused, InputError
+from dl_on_spark.jobs.days import run_folder
+from dl_on_spark.jobs.evaluate import METRICS, held_out
+from dl_on_spark.lake import storage
+from dl_on_spark.registry import Metrics, Registry, SavedModel, decide, evaluate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(
+    spark: SparkSession,
+    config: PipelineConfig,
+    date: datetime.date,
+    *,
+    run_name: str | None = None,
+    force_reason: str | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Publish the run's model if the gate lets it pass; raises `GateRefused` with the reasons otherwise."""
+    folder = run_folder(config, date, run_name)
+    candidate = SavedModel.load(folder)
+    try:
+        metrics = Metrics.from_json(storage.read_bytes(storage.join(folder, METRICS)))
+    except FileNotFoundError as error:
+        raise InputError(f"{folder} was not evaluated.", fix="Run the evaluate job first.") from error
+    registry = Registry(config.data_path(config.registry), config.name)
+    current = registry.current()
+    before = None
+    if current is not None and current.lineage["model_sha256"] != candidate.digest:
+        before = evaluate(spark, SavedModel.load(current.folder), held_out(config, date))
+    decision = decide(metrics, before, config.gate)
+    if not decision.passed and force_reason is None:
+        raise GateRefused(
+            f"the gate refuses {folder}: {decision.reasons[0]}.",
+            fix="The current model stays. Publish all the same with --force 'reason', which is recorded.",
+        )
+    names = ("model.keras", "schema.yaml", "statistics.json", METRICS)
+    files = {name: storage.read_bytes(storage.join(folder, name)) for name in names}
+    lineage = {
+        "model_sha256": candidate.digest,
+        "run": folder,
+        "date": date.isoformat(),
+        "trained_on": candidate.statistics.fingerprint,
+        "judged_on": metrics.snapshot,
+        "code_version": dl_on_spark.__version__,
+        "config": config.model_dump(mode="json", by_alias=True),
+        "gate": list(decision.reasons),
+        "forced": force_reason if not decision.passed else None,
+    }
+    version = registry.publish(files, lineage)
+    return {
+        "version": version.number,
+        "folder": version.folder,
+        "previous": None if current is None else current.number,
+        "gate": "; ".join(decision.reasons),
+        "forced": lineage["forced"],
+    }
+
+
+def rollback(config: PipelineConfig, *, version: int | None = None) -> dict[str, Any]:
+    """Make `version` (default: the one before) the current one again."""
+    registry = Registry(config.data_path(config.registry), config.name)
+    found = registry.roll_back(version)
+    return {"version": found.number, "folder": found.folder}

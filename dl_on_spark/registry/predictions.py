@@ -1,0 +1,129 @@
+"""A saved model over the rows of a pinned snapshot, on Spark.
+
+Tasks decode row groups as training does, with the schema and the statistics that were saved with the model,
+so that evaluation and scoring cannot drift from training. A Python worker loads a model once and keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dl_on_spark.errors import InputError, ModelError
+from dl_on_spark.input_pipeline import Preprocessor
+from dl_on_spark.lake import RowGroupDecoder, Schema, Snapshot, Statistics, storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Scores = npt.NDArray[np.float32]
+
+_BATCH_ROWS = 8_192
+# Models of this Python worker, by digest: Spark reuses the process for many tasks.
+_loaded: dict[str, Callable[[dict[str, Any]], Scores]] = {}
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A folder with model.keras, schema.yaml and statistics.json: a training run's or a published version's."""
+
+    folder: str
+    schema: Schema
+    statistics: Statistics
+    digest: str
+
+    @classmethod
+    def load(cls, folder: str) -> SavedModel:
+        """Read the folder. Raises `InputError` when there is no finished model in it."""
+        try:
+            model = storage.read_bytes(storage.join(folder, "model.keras"))
+            schema = Schema.from_yaml(storage.read_bytes(storage.join(folder, "schema.yaml")).decode())
+            statistics = Statistics.from_json(storage.read_bytes(storage.join(folder, "statistics.json")).decode())
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{folder} holds no finished model ({error}).", fix="Run the training job first."
+            ) from error
+        return cls(folder, schema, statistics, hashlib.sha256(model).hexdigest())
+
+
+def map_predictions(
+    spark: SparkSession,
+    model: SavedModel,
+    snapshot: Snapshot,
+    keep: Sequence[str],
+    result: Callable[[pa.Table, Scores], Iterator[pa.RecordBatch]],
+    result_schema: Any,
+    batch_rows: int = _BATCH_ROWS,
+) -> DataFrame:
+    """`result(kept columns, scores)` of each row group of the snapshot, as a Spark DataFrame.
+
+    ``keep``: the snapshot's columns that `result` sees beside the scores, which are float32 of shape (rows,),
+    or (rows, outputs) for a model with several. Raises `SchemaError` when the snapshot lacks a feature.
+    """
+    features = [field.name for field in model.schema.features]
+    model.schema.check(snapshot.schema, snapshot.uri, features)
+    groups = snapshot.num_row_groups
+    tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
+    shipped = spark.sparkContext.broadcast((model, snapshot.to_json(), list(keep), tasks, batch_rows))
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        saved, snapshot_json, kept, stride, rows_at_once = shipped.value
+        pinned = Snapshot.from_json(snapshot_json)
+        preprocessor = Preprocessor(saved.schema, saved.statistics)
+        predict = _predictor(saved)
+        columns = list(dict.fromkeys([*(field.name for field in saved.schema.features), *kept]))
+        with RowGroupDecoder(pinned, columns) as decoder:
+            for batch in batches:
+                for first in batch.column(0).to_pylist():
+                    for group in range(first, pinned.num_row_groups, stride):
+                        table = decoder.decode(group)
+                        inputs = preprocessor.apply(table.select(columns[: len(saved.schema.features)]))
+                        scores = _in_batches(predict, inputs, table.num_rows, rows_at_once)
+                        yield from result(table.select(kept), scores)
+
+    return spark.range(0, tasks, 1, tasks).mapInArrow(task, result_schema)
+
+
+def _predictor(saved: SavedModel) -> Callable[[dict[str, Any]], Scores]:
+    if saved.digest in _loaded:
+        return _loaded[saved.digest]
+    import keras
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+    data = storage.read_bytes(storage.join(saved.folder, "model.keras"))
+    if hashlib.sha256(data).hexdigest() != saved.digest:
+        raise ModelError(f"{saved.folder}/model.keras changed while it was read.", fix="Run the job again.")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.keras"
+        file.write_bytes(data)
+        model = keras.models.load_model(file, compile=False, safe_mode=True)
+    call = tf.function(lambda inputs: model(inputs, training=False), reduce_retracing=True)
+
+    def predict(inputs: dict[str, Any]) -> Scores:
+        output = call({name: tf.convert_to_tensor(value) for name, value in inputs.items()})
+        if not isinstance(output, tf.Tensor):
+            raise ModelError("the model has several outputs; scoring takes one.", fix="Export a model with one output.")
+        return np.asarray(output.numpy(), dtype=np.float32)
+
+    _loaded.clear()  # one model at a time: versions follow each other
+    _loaded[saved.digest] = predict
+    return predict
+
+
+def _in_batches(predict: Callable[[dict[str, Any]], Scores], inputs: dict[str, Any], rows: int, at_once: int) -> Scores:
+    parts = [
+        predict({name: values[at : at + at_once] for name, values in inputs.items()}) for at in range(0, rows, at_once)
+    ]
+    if not parts:
+        return np.zeros(0, np.float32)
+    scores = np.concatenate(parts)
+    return scores[:, 0] if scores.ndim == 2 and scores.shape[1] == 1 else scores

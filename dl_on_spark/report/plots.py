@@ -1,0 +1,86 @@
+"""Plots of the report as SVG text that follows the page's colours."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dl_on_spark.registry.evaluate import CalibrationBin
+
+_COLOURS = ("#2f6fde", "#e0872e", "#2f9e62", "#b04bb0")
+# Text and axes take the page's text colour, in dark and in light.
+_INK = "#7a7a01"
+
+
+def learning_curves(histories: Mapping[str, Mapping[str, Sequence[float]]], metric: str) -> str:
+    """`metric` by epoch for each run: solid on training rows, dashed on validation rows."""
+    figure, axes = _figure()
+    for colour, (name, history) in zip(_COLOURS, histories.items(), strict=False):
+        for key, style, what in ((metric, "-", "training"), (f"val_{metric}", "--", "held out")):
+            if key in history:
+                epochs = range(1, len(history[key]) + 1)
+                axes.plot(epochs, history[key], style, color=colour, marker="o", markersize=4, label=f"{name}, {what}")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return _svg(figure, axes)
+
+
+def calibration_plot(bins: Mapping[str, Sequence[CalibrationBin]]) -> str:
+    """Observed rate against mean score, by run; the dotted diagonal is perfect."""
+    figure, axes = _figure()
+    axes.plot([0, 1], [0, 1], ":", color=_INK, label="perfect")
+    for colour, (name, found) in zip(_COLOURS, bins.items(), strict=False):
+        x, y = [b.mean_score for b in found], [b.observed_rate for b in found]
+        axes.plot(x, y, "-", color=colour, marker="o", markersize=4, label=name)
+    axes.set_xlabel("predicted probability")
+    axes.set_ylabel("observed rate")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return _svg(figure, axes)
+
+
+def throughput_bars(rows_per_second: Mapping[str, float]) -> str:
+    """Rows per second by run."""
+    figure, axes = _figure()
+    names = list(rows_per_second)
+    bars = axes.barh(names, list(rows_per_second.values()), color=_COLOURS[: len(names)], height=0.55)
+    labels = axes.bar_label(bars, labels=[f"{value:,.0f}" for value in rows_per_second.values()], padding=4)
+    for label in labels:
+        label.set_color(_INK)
+    axes.set_xlabel("rows per second")
+    axes.margins(x=0.2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.locator_params(axis="x", nbins=4)
+    axes.invert_yaxis()
+    return _svg(figure, axes, legend=False)
+
+
+def _figure() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, color=_INK)
+    return figure, axes
+
+
+def _svg(figure: Any, axes: Any, legend: bool = True) -> str:
+    if legend:
+        axes.legend(frameon=False, fontsize=8, labelcolor=_INK)
+    axes.tick_params(colors=_INK, labelsize=8)
+    for spine in axes.spines.values():
+        spine.set_color(_INK)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_color(_INK)
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    import matplotlib as mpl
+
+    text = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dl_on_spark", "font.family": "sans-serif"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
