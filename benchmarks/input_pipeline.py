@@ -2,10 +2,14 @@
 
     python benchmarks/input_pipeline.py            # speed: medians of alternating runs in one process
     python benchmarks/input_pipeline.py --memory   # peak memory: 5 epochs, and a table of 10x the rows
+    python benchmarks/input_pipeline.py --rows 20000 --row-group 1    # a table of tiny row groups
 
-The table: 17 columns (5 int64, 3 int32, 4 float, 2 double, 3 string), Snappy, row groups of 32,768
-rows. The scan is `pyarrow.dataset` with the same number of threads; ours is a full shuffle (row
-groups, then rows in windows) into batches of 1,024 rows.
+The table: 17 columns (5 int64, 3 int32, 4 float, 2 double, 3 text), Snappy, row groups of 32,768
+rows. All readers read all 17 columns, with the same number of threads.
+
+The scan is pyarrow's default dataset scanner: Arrow batches in file order, text as plain strings.
+Ours is a full shuffle (row groups, then rows in windows) into batches: the numbers as stored, and
+text as int32 indices by the schema (two vocabularies, one hash), or, "raw text", as strings.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +36,22 @@ from rich.table import Table as Grid
 
 from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, open_table, to_tf_dataset
 from dl_on_spark.input_pipeline.table import schema_of
+from dl_on_spark.lake.schema import Schema
+from dl_on_spark.lake.statistics import FieldStatistics, Statistics
 
 ROWS = 1_000_000
 ROW_GROUP = 32_768
 BATCH = 1_024
 EPOCHS = 5
+TEXT = {"carrier": 16, "origin": 3, "tail_number": 4_000}  # distinct words of each text column
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "dl_on_spark_benchmark")
+    options.add_argument("--rows", type=int, default=ROWS)
+    options.add_argument("--row-group", type=int, default=ROW_GROUP, help="rows of a row group")
+    options.add_argument("--batch", type=int, default=BATCH)
     options.add_argument("--rounds", type=int, default=7, help="alternating runs of each reader")
     options.add_argument("--threads", type=int, default=min(4, len(os.sched_getaffinity(0))))
     options.add_argument("--memory", action="store_true", help="measure peak memory instead of speed")
@@ -51,86 +62,110 @@ def main() -> None:
     if chosen.peak_of is not None:
         print(json.dumps(peak_of(chosen.peak_of, chosen.epochs, chosen.threads)))
         return
-    result = memory(chosen.dir, chosen.threads) if chosen.memory else speed(chosen.dir, chosen.rounds, chosen.threads)
+    if chosen.memory:
+        result = memory(chosen.dir, chosen.threads)
+    else:
+        path = table_of(chosen.dir, 1, chosen.rows, chosen.row_group)
+        result = speed(path, chosen.batch, chosen.rounds, chosen.threads)
     print(json.dumps(result, indent=2)) if chosen.json else show(result)
 
 
-def table_of(folder: Path, files: int) -> Path:
-    """The table of ``files`` times ROWS rows below ``folder``; written once."""
-    target = folder / f"rows_{files}x{ROWS}"
+def table_of(folder: Path, files: int, rows: int = ROWS, row_group: int = ROW_GROUP) -> Path:
+    """The table of ``files`` files of ``rows`` rows below ``folder``; written once."""
+    target = folder / f"rows_{files}x{rows}_by_{row_group}"
     if not (target / "_SUCCESS").exists():
         target.mkdir(parents=True, exist_ok=True)
         for number in range(files):
-            pq.write_table(_rows(number), target / f"part-{number:03d}.parquet", row_group_size=ROW_GROUP)
+            pq.write_table(_rows(rows, number), target / f"part-{number:03d}.parquet", row_group_size=row_group)
         (target / "_SUCCESS").touch()
     return target
 
 
-def _rows(seed: int) -> pa.Table:
+def _rows(rows: int, seed: int) -> pa.Table:
     draw = np.random.default_rng(seed)
     columns: dict[str, object] = {}
     for i in range(5):
-        columns[f"long_{i}"] = draw.integers(0, 1_000 * 10**i, ROWS)
+        columns[f"long_{i}"] = draw.integers(0, 1_000 * 10**i, rows)
     for i in range(3):
-        columns[f"int_{i}"] = draw.integers(0, 100, ROWS, dtype=np.int32)
+        columns[f"int_{i}"] = draw.integers(0, 100, rows, dtype=np.int32)
     for i in range(4):
-        columns[f"float_{i}"] = draw.standard_normal(ROWS, dtype=np.float32)
+        columns[f"float_{i}"] = draw.standard_normal(rows, dtype=np.float32)
     for i in range(2):
-        columns[f"double_{i}"] = draw.standard_normal(ROWS)
-    for name, count in (("carrier", 16), ("origin", 3), ("tail_number", 4_000)):
-        words = pa.array([f"{name[:2].upper()}{i}" for i in range(count)])
-        columns[name] = words.take(pa.array(draw.integers(0, count, ROWS)))
+        columns[f"double_{i}"] = draw.standard_normal(rows)
+    for name, count in TEXT.items():
+        columns[name] = pa.array(_words(name)).take(pa.array(draw.integers(0, count, rows)))
     return pa.table(columns)
 
 
-def speed(folder: Path, rounds: int, threads: int) -> dict[str, object]:
-    """Median rows/s of each reader over alternating rounds, and the ratio to the scan."""
-    path = table_of(folder, 1)
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(f"{name[:2].upper()}{i}" for i in range(TEXT[name]))
+
+
+def indexed_text(stored: Schema, rows: int) -> tuple[Schema, Statistics]:
+    """The schema with text as int32: vocabularies of few words, and a hash of many."""
+    described = stored.to_dict()
+    known = {}
+    for name, count in TEXT.items():
+        by_hash = {"hash": {"buckets": 2 * count}}
+        described["fields"][name]["preprocess"] = by_hash if count > 1_000 else {"vocabulary": {"max": count}}
+        known[name] = FieldStatistics(count=rows, nulls=0, vocabulary=_words(name))
+    return Schema.from_dict(described), Statistics(rows, "", known)
+
+
+def speed(path: Path, batch_rows: int, rounds: int, threads: int) -> dict[str, object]:
+    """Median rows/s of each reader over alternating rounds, and the median of the rounds' ratios to the scan."""
     pa.set_cpu_count(threads)
-    table = open_table(path)
-    snapshot = table.snapshot()
-    schema = schema_of(snapshot.schema, str(path))
-    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=BATCH, seed=7)
+    snapshot = open_table(path).snapshot()
+    rows = snapshot.rows
+    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=batch_rows, seed=7)
+    raw = schema_of(snapshot.schema, str(path))
+    dictionaries = pads.ParquetFileFormat(read_options=pads.ParquetReadOptions(dictionary_columns=set(TEXT)))
 
-    def scan() -> int:
-        return sum(batch.num_rows for batch in pads.dataset(path).scanner(batch_size=ROW_GROUP).to_batches())
+    def scan(file_format: object = "parquet") -> int:
+        return sum(batch.num_rows for batch in pads.dataset(path, format=file_format).scanner().to_batches())
 
-    def numpy_batches() -> int:
-        with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+    def numpy_batches(schema: Schema, known: Statistics | None) -> int:
+        with RankReader(snapshot, plan, schema, known, 0, 1, threads=threads) as reader:
             return sum(len(features["long_0"]) for features, _, _ in reader.batches(0))
 
-    def tensors() -> int:
-        with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+    def tensors(schema: Schema, known: Statistics | None) -> int:
+        with RankReader(snapshot, plan, schema, known, 0, 1, threads=threads) as reader:
             return _drain(to_tf_dataset(reader, lambda: Cursor(0, 0)), plan.steps_per_epoch)
 
-    def constant() -> int:
-        return _drain(_constant_dataset(table, schema), plan.steps_per_epoch)
-
+    indexed = indexed_text(raw, rows)
+    with RankReader(snapshot, plan, *indexed, 0, 1) as reader:
+        constant = _constant_dataset(next(reader.batches(0))[0])
     readers: dict[str, Callable[[], int]] = {
         "pyarrow scan": scan,
-        "shuffled NumPy batches": numpy_batches,
-        "shuffled tf.data batches": tensors,
-        "tf.data, one constant batch": constant,
+        "shuffled NumPy batches": partial(numpy_batches, *indexed),
+        "shuffled tf.data batches": partial(tensors, *indexed),
+        "shuffled NumPy batches, raw text": partial(numpy_batches, raw, None),
+        "shuffled tf.data batches, raw text": partial(tensors, raw, None),
+        "pyarrow scan, text as dictionaries": partial(scan, dictionaries),
+        "tf.data, one constant batch": lambda: _drain(constant, plan.steps_per_epoch),
     }
     seconds: dict[str, list[float]] = {name: [] for name in readers}
     for turn in range(rounds + 1):
         for name, read in readers.items():
             start = time.perf_counter()
-            rows = read()
+            found = read()
             if turn:  # the first round warms caches and traces
                 seconds[name].append(time.perf_counter() - start)
-            if rows not in (ROWS, plan.steps_per_epoch * BATCH):
-                raise SystemExit(f"{name} gave {rows} rows of {ROWS}")
-    rates = {name: ROWS / statistics.median(times) for name, times in seconds.items()}
+            if found not in (rows, plan.steps_per_epoch * batch_rows):
+                raise SystemExit(f"{name} gave {found} rows of {rows}")
+    rates = {name: rows / statistics.median(times) for name, times in seconds.items()}
+    base = seconds["pyarrow scan"]
+    ratios = {name: statistics.median(np.divide(base, times).tolist()) for name, times in seconds.items()}
     return {
         "benchmark": "input_pipeline",
-        "rows": ROWS,
+        "rows": rows,
         "columns": len(snapshot.schema),
-        "batch": BATCH,
+        "row_groups": snapshot.num_row_groups,
+        "batch": batch_rows,
         "threads": threads,
         "rows_per_second": {name: round(rate) for name, rate in rates.items()},
-        "ratio_to_scan": {name: round(rate / rates["pyarrow scan"], 3) for name, rate in rates.items()},
-        "milliseconds_per_batch": {name: round(BATCH / rate * 1e3, 4) for name, rate in rates.items()},
+        "ratio_to_scan": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        "milliseconds_per_batch": {name: round(batch_rows / rate * 1e3, 4) for name, rate in rates.items()},
     }
 
 
@@ -154,10 +189,9 @@ def _drain(dataset: object, steps: int) -> int:
     return int(_loops["loop"](iter(dataset), tf.constant(steps)))
 
 
-def _constant_dataset(table: object, schema: object) -> object:
+def _constant_dataset(first: dict[str, np.ndarray]) -> object:
     import tensorflow as tf
 
-    first = next(iter(table.batches(BATCH, schema)))
     options = tf.data.Options()
     options.autotune.enabled = False
     options.threading.private_threadpool_size = 1
@@ -185,11 +219,11 @@ def memory(folder: Path, threads: int) -> dict[str, object]:
 def peak_of(path: Path, epochs: int, threads: int) -> dict[str, object]:
     """Peak resident memory after each epoch; the process's memory before reading is shown beside it."""
     snapshot = open_table(path).snapshot()
-    schema = schema_of(snapshot.schema, str(path))
+    schema, known = indexed_text(schema_of(snapshot.schema, str(path)), snapshot.rows)
     plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=BATCH, seed=7)
     before = psutil.Process().memory_info().rss
     after_epoch = []
-    with RankReader(snapshot, plan, schema, None, 0, 1, threads=threads) as reader:
+    with RankReader(snapshot, plan, schema, known, 0, 1, threads=threads) as reader:
         for epoch in range(epochs):
             for _ in reader.batches(epoch):
                 pass
@@ -216,7 +250,10 @@ def show(result: dict[str, object]) -> None:
             grid.add_row(name, f"{peak['rows']:,}", str(peak["before_mb"]), str(peak["peak_after_epoch_mb"]))
         Console().print(grid, f"10x the rows: {result['ratio_10x_rows']} times the peak")
         return
-    title = f"{result['rows']:,} rows x {result['columns']} columns, {result['threads']} threads"
+    title = (
+        f"{result['rows']:,} rows x {result['columns']} columns, {result['row_groups']:,} row groups, "
+        f"{result['threads']} threads"
+    )
     grid = Grid("reader", "rows/s", "of the scan", f"ms per {result['batch']} rows", title=title)
     for name, rate in result["rows_per_second"].items():
         ratio, price = result["ratio_to_scan"][name], result["milliseconds_per_batch"][name]

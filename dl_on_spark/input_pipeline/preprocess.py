@@ -19,13 +19,13 @@ from dl_on_spark.errors import SchemaError
 from dl_on_spark.input_pipeline.hashing import stable_buckets
 from dl_on_spark.input_pipeline.tensors import (
     Array,
-    Rows,
+    EncodedText,
     contiguous,
     dictionary_encoded,
+    encoded_text,
     flat_values,
     is_list,
     is_text,
-    text_to_numpy,
     to_numpy,
 )
 from dl_on_spark.lake.schema import Field, Schema
@@ -74,18 +74,23 @@ class Preprocessor:
         target = next(iter(labels.values()), None) if len(labels) < 2 else labels
         return features, target, None if weight is None else columns[weight.name]
 
-    def apply(self, table: pa.Table, *, source: str = "the table", order: Rows | None = None) -> Columns:
-        """Arrays (rows, \\*shape) of the fields that ``table`` has, by name; rows in ``order`` if given.
+    def apply(self, table: pa.Table, *, source: str = "the table") -> Columns:
+        """Arrays (rows, \\*shape) of the fields that ``table`` has, by name.
 
         A label or weight may be absent (scoring); a feature may not. ``source`` is named in errors:
         the file and row group, say. Raises `SchemaError` for a null that the schema refuses and for
         values that do not fit.
         """
-        arrays: Columns = {}
+        found = self.apply_encoded(table, source=source)
+        return {name: c.to_numpy() if isinstance(c, EncodedText) else c for name, c in found.items()}
+
+    def apply_encoded(self, table: pa.Table, *, source: str) -> dict[str, Array | EncodedText]:
+        """As `apply`, but text that is fed as it is stays encoded, for the shuffle."""
+        arrays: dict[str, Array | EncodedText] = {}
         for column in self._columns:
             name = column.field.name
             if name in table.column_names:
-                arrays.update(column.arrays(table.column(name), source, order))
+                arrays.update(column.arrays(table.column(name), source))
             elif name in self._required:
                 raise SchemaError(
                     f"{source} has no column {name!r}, a feature of schema {self.schema.name!r}.",
@@ -110,24 +115,24 @@ class _FieldColumn:
         self._transform = _transform_of(field, statistics)
         self._plain_text = field.step is None and not shape
 
-    def arrays(self, column: pa.ChunkedArray, source: str, order: Rows | None) -> Columns:
+    def arrays(self, column: pa.ChunkedArray, source: str) -> dict[str, Array | EncodedText]:
         where = f"Column {self.field.name!r} of {source}"
         array = contiguous(column)
         if self._shape and is_list(array.type):
             array = flat_values(array, self._shape, where)
-        found: Columns = {}
+        found: dict[str, Array | EncodedText] = {}
         if self._indicator is not None:
             missing = array.is_null().to_numpy(zero_copy_only=False)
             found[self._indicator] = missing.astype(np.float32).reshape(-1, *self._shape)
         if array.null_count:
             array = self._without_nulls(array, where)
         if self._plain_text and is_text(array.type):
-            return {**_reordered(found, order), self.field.name: text_to_numpy(array, order)}
+            return {**found, self.field.name: encoded_text(array)}
         values = self._transform(array, where)
         if self._indicator is not None and self.field.step == "standardize":
             values[missing] = 0  # the mean: the indicator alone speaks for a missing value
         found[self.field.name] = values.reshape(-1, *self._shape)
-        return _reordered(found, order)
+        return found
 
     def _without_nulls(self, array: pa.Array, where: str) -> pa.Array:
         if self.field.nulls == "refuse":
@@ -144,10 +149,6 @@ class _FieldColumn:
                 f"{where} is of type {array.type}; its nulls cannot be filled with {fill!r} ({error}).",
                 fix="Give `nulls: {fill: VALUE}` a value of the column's type.",
             ) from error
-
-
-def _reordered(columns: Columns, order: Rows | None) -> Columns:
-    return columns if order is None else {name: values.take(order, axis=0) for name, values in columns.items()}
 
 
 _Transform = Callable[[pa.Array, str], Array]

@@ -1,17 +1,18 @@
 """The rows of one rank: row groups become batches of NumPy arrays, step by step.
 
-Row groups are decoded, preprocessed and shuffled by a few threads (`prefetch`); this side only
-copies slices of the rank's streams into batches. No code runs per row.
+Row groups are decoded and preprocessed by a few threads (`prefetch`); this side only moves the rows
+into batches, in shuffled order (`blocks`). No code runs per row.
 
 **Memory.** A rank with S streams (``canonical_shards / world_size``) holds S windows in use, up to
 ``lookahead`` windows loaded ahead, and one decoded row group per thread: about
 ``(S + lookahead) × window × rows of a row group × bytes of a row``, whatever the table's size.
+Blocks of batches add about 8 MiB each.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dl_on_spark.errors import TableError
+from dl_on_spark.input_pipeline.blocks import StreamRows, WindowColumns, assemble, row_bytes, shuffled
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.prefetch import DecodePool, SharedRowGroups, WindowPrefetcher
 from dl_on_spark.input_pipeline.preprocess import Batch, Columns, Preprocessor
@@ -32,7 +34,7 @@ from dl_on_spark.lake.snapshot import Snapshot
 if TYPE_CHECKING:
     from dl_on_spark.lake.statistics import Statistics
 
-_BLOCK_ROWS = 16_384
+_BLOCK_BYTES = 8 * 2**20
 _STEPS_AT_ONCE = 4_096
 
 
@@ -68,7 +70,9 @@ class RankReader:
         self._lookahead = max(2, len(self._streams) // 2) if lookahead is None else lookahead
         self._deadline_s = deadline_s
         threads = threads or min(4, len(os.sched_getaffinity(0)))
-        self._decoder = RowGroupDecoder(snapshot, columns, use_threads=threads > 1, dictionary_text=True)
+        # Row groups side by side keep the threads busy; columns side by side as well would cost a tenth more.
+        few = snapshot.num_row_groups < threads
+        self._decoder = RowGroupDecoder(snapshot, columns, use_threads=few, dictionary_text=True)
         self._pool = DecodePool(threads)
 
     def __enter__(self) -> RankReader:
@@ -126,7 +130,9 @@ class RankReader:
             (w for found in windows for w in found), key=lambda w: (max(w.first_row, done.min()), w.stream)
         )
 
-        def load(window: Window, groups: SharedRowGroups) -> Columns:
+        longest = _BLOCK_BYTES // max(1, row_bytes(self.preprocessor.tensor_specs()))
+
+        def load(window: Window, groups: SharedRowGroups) -> WindowColumns:
             return self._load(window, groups, epoch)
 
         with WindowPrefetcher(
@@ -138,12 +144,12 @@ class RankReader:
             deadline_s=self._deadline_s,
         ) as prefetcher:
             prefetcher.queue(len(windows) + self._lookahead)
-            rows = [_StreamRows(found, int(row), prefetcher) for found, row in zip(windows, done, strict=True)]
+            rows = [StreamRows(found, int(row), prefetcher) for found, row in zip(windows, done, strict=True)]
             for at in range(first_step, steps, _STEPS_AT_ONCE):
                 edges = np.arange(at, min(at + _STEPS_AT_ONCE, steps) + 1)
                 counts = np.diff(self.plan.stream_rows_before(edges, self._streams), axis=0)
-                for block in _equal_runs(counts.sum(axis=1)):
-                    yield _assemble(rows, counts[block])
+                for run in _equal_runs(counts.sum(axis=1), longest):
+                    yield assemble(rows, counts[run])
 
     def _decode(self, group: int) -> pa.Table:
         table = self._decoder.decode(group)
@@ -156,41 +162,16 @@ class RankReader:
             )
         return table
 
-    def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> Columns:
+    def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> WindowColumns:
         pieces = [groups.table(s.group).slice(s.start, s.rows) for s in window.segments]
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-        order = window.row_order(self.plan.seed, epoch)
-        return self.preprocessor.apply(table, source=self._name(window.segments[0].group), order=order)
+        columns = self.preprocessor.apply_encoded(table, source=self._name(window.segments[0].group))
+        return shuffled(columns, window.row_order(self.plan.seed, epoch))
 
     def _name(self, group: int) -> str:
         groups = self._snapshot.row_groups
         path = self._snapshot.files[int(groups.file[group])].path or self._snapshot.uri
         return f"{path}, row group {int(groups.index[group])}"
-
-
-class _StreamRows:
-    """The rows of one stream, in order: loads window after window."""
-
-    def __init__(self, windows: list[Window], row: int, prefetcher: WindowPrefetcher[Columns]) -> None:
-        self._windows, self._prefetcher = iter(windows), prefetcher
-        self._skip = row - windows[0].first_row if windows else 0
-        self._columns: Columns = {}
-        self._at = self._rows = 0
-
-    def take(self, count: int) -> list[Columns]:
-        """The next ``count`` rows, as views of one window or of several."""
-        pieces = []
-        while count:
-            if self._at == self._rows:
-                self._columns = {}  # free the used window before the wait for the next
-                window = next(self._windows)
-                self._columns = self._prefetcher.take(window)
-                self._at, self._rows, self._skip = self._skip, window.rows, 0
-            stop = min(self._at + count, self._rows)
-            pieces.append({name: values[self._at : stop] for name, values in self._columns.items()})
-            count -= stop - self._at
-            self._at = stop
-        return pieces
 
 
 def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:
@@ -203,42 +184,10 @@ def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:
         )
 
 
-def _equal_runs(rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-    """Cut steps into runs of equally many rows, each of about ``_BLOCK_ROWS`` rows at most."""
+def _equal_runs(rows: npt.NDArray[np.int64], longest: int) -> Iterator[slice]:
+    """Cut steps into runs of equally many rows, each of ``longest`` rows at most, if a step is not more."""
     edges = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
     for first, last in pairwise(edges):
-        longest = max(1, _BLOCK_ROWS // int(rows[first]))
-        for at in range(first, last, longest):
-            yield slice(at, min(at + longest, last))
-
-
-def _assemble(streams: Sequence[_StreamRows], counts: npt.NDArray[np.int64]) -> Columns:
-    """One block: for each step its rows of each stream, in stream order. ``counts``: (steps, streams)."""
-    steps, rows = len(counts), int(counts[0].sum())
-    parts = [stream.take(int(total)) for stream, total in zip(streams, counts.sum(axis=0), strict=True)]
-    if (counts == counts[0]).all():
-        return _interleave(parts, steps, rows, counts[0].tolist())
-    step_of_row = np.concatenate([np.repeat(np.arange(steps), column) for column in counts.T])
-    order = np.argsort(step_of_row, kind="stable")
-    names = parts[0][0]
-    return {
-        name: np.concatenate([piece[name] for part in parts for piece in part])
-        .take(order, axis=0)
-        .reshape(steps, rows, *names[name].shape[1:])
-        for name in names
-    }
-
-
-def _interleave(parts: list[list[Columns]], steps: int, rows: int, counts: list[int]) -> Columns:
-    """The usual case: each stream gives equally many rows to each step of the block."""
-    block = {}
-    for name, example in parts[0][0].items():
-        shape = example.shape[1:]
-        target = np.empty((steps, rows, *shape), example.dtype)
-        column = 0
-        for part, count in zip(parts, counts, strict=True):
-            values = part[0][name] if len(part) == 1 else np.concatenate([piece[name] for piece in part])
-            target[:, column : column + count] = values.reshape(steps, count, *shape)
-            column += count
-        block[name] = target
-    return block
+        steps = max(1, longest // int(rows[first]))
+        for at in range(first, last, steps):
+            yield slice(at, min(at + steps, last))

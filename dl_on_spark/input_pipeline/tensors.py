@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,35 @@ def flat_values(array: pa.Array, shape: tuple[int, ...], where: str) -> pa.Array
     return array
 
 
-def text_to_numpy(array: pa.Array, order: Rows | None) -> Array:
-    """Text as an object array of `str`, its rows in ``order`` (None: as they are).
+@dataclass(frozen=True)
+class EncodedText:
+    """A text column: row i is ``distinct[codes[i]]``.
 
     One Python string per distinct value, not per row: the rows share them. The shuffle moves the
     codes, which is much cheaper than moving counted references.
     """
+
+    codes: Array
+    distinct: Array
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Some rows as an object array of `str`."""
+        return self.distinct.take(self.codes[rows])
+
+    def with_codes(self, codes: Array) -> EncodedText:
+        """Other rows of the same strings."""
+        return EncodedText(codes, self.distinct)
+
+    def to_numpy(self) -> Array:
+        """All rows as an object array of `str`."""
+        return self[:]
+
+
+def encoded_text(array: pa.Array) -> EncodedText:
+    """Text without nulls, plain or dictionary-encoded, as codes and distinct strings."""
     encoded = dictionary_encoded(array)
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False).astype(object, copy=False)
-    codes = encoded.indices.to_numpy()
-    return np.asarray(distinct.take(codes if order is None else codes.take(order)), dtype=object)
+    return EncodedText(encoded.indices.to_numpy(), distinct)
 
 
 def dictionary_encoded(array: pa.Array) -> pa.DictionaryArray:
@@ -94,7 +114,7 @@ def to_numpy(array: pa.Array, dtype: str, where: str) -> Array:
     """
     arrow_type = array.type
     if is_text(arrow_type):
-        return text_to_numpy(array, None)
+        return encoded_text(array).to_numpy()
     if any(kind(arrow_type) for kind in _BYTES):
         return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
     try:

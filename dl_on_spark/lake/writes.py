@@ -135,7 +135,8 @@ def _write_with_spark(
     )
     if rows_per_group is not None:
         writer = writer.option("parquet.block.row.count.limit", rows_per_group)
-    writer.partitionBy(partition_by).parquet(folder.as_uri())
+    # Hadoop takes the path of a URI as it stands: a space written as %20 would be another folder.
+    writer.partitionBy(partition_by).parquet(f"file:{folder}")
 
 
 def _quoted(name: str) -> str:

@@ -6,7 +6,10 @@ so that evaluation and scoring cannot drift from training. A Python worker loads
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,7 +81,7 @@ def map_predictions(
         saved, snapshot_json, kept, stride, rows_at_once = shipped.value
         pinned = Snapshot.from_json(snapshot_json)
         preprocessor = Preprocessor(saved.schema, saved.statistics)
-        predict = _predictor(saved)
+        predict = _predictor(saved, preprocessor)
         columns = list(dict.fromkeys([*(field.name for field in saved.schema.features), *kept]))
         with RowGroupDecoder(pinned, columns) as decoder:
             for batch in batches:
@@ -92,24 +95,30 @@ def map_predictions(
     return spark.range(0, tasks, 1, tasks).mapInArrow(task, result_schema)
 
 
-def _predictor(saved: SavedModel) -> Callable[[dict[str, Any]], Scores]:
+def _predictor(saved: SavedModel, preprocessor: Preprocessor) -> Callable[[dict[str, Any]], Scores]:
     if saved.digest in _loaded:
         return _loaded[saved.digest]
-    import keras
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")
     data = storage.read_bytes(storage.join(saved.folder, "model.keras"))
     if hashlib.sha256(data).hexdigest() != saved.digest:
         raise ModelError(f"{saved.folder}/model.keras changed while it was read.", fix="Run the job again.")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.keras"
-        file.write_bytes(data)
-        model = keras.models.load_model(file, compile=False, safe_mode=True)
-    call = tf.function(lambda inputs: model(inputs, training=False), reduce_retracing=True)
+    with _without_start_up_noise():
+        import keras
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.keras"
+            file.write_bytes(data)
+            model = keras.models.load_model(file, compile=False, safe_mode=True)
+    specs = preprocessor.tensor_specs()
+    signature = {
+        name: tf.TensorSpec((None, *specs[name][0]), tf.as_dtype(specs[name][1]), name=name)
+        for name in preprocessor.feature_names
+    }
+    call = tf.function(lambda inputs: model(inputs, training=False), input_signature=[signature])
 
     def predict(inputs: dict[str, Any]) -> Scores:
-        output = call({name: tf.convert_to_tensor(value) for name, value in inputs.items()})
+        output = call({name: tf.convert_to_tensor(inputs[name]) for name in signature})
         if not isinstance(output, tf.Tensor):
             raise ModelError("the model has several outputs; scoring takes one.", fix="Export a model with one output.")
         return np.asarray(output.numpy(), dtype=np.float32)
@@ -117,6 +126,27 @@ def _predictor(saved: SavedModel) -> Callable[[dict[str, Any]], Scores]:
     _loaded.clear()  # one model at a time: versions follow each other
     _loaded[saved.digest] = predict
     return predict
+
+
+@contextlib.contextmanager
+def _without_start_up_noise() -> Iterator[None]:
+    """Keep TensorFlow's start-up lines, which no log level reaches, out of the executor's log.
+
+    What was written meanwhile is shown only when the start fails.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as caught:
+        own = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            caught.seek(0)
+            os.write(own, caught.read())
+            raise
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 def _in_batches(predict: Callable[[dict[str, Any]], Scores], inputs: dict[str, Any], rows: int, at_once: int) -> Scores:

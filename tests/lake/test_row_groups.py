@@ -78,7 +78,7 @@ def test_a_file_that_changed_since_it_was_pinned_is_named(table, tmp_path, damag
             file.write(b"x" * (sizes[0].size - path.stat().st_size))
     with RowGroupDecoder(snapshot) as decoder:
         assert decoder.decode(0).num_rows == 4
-        with pytest.raises(TableError, match="part=1/a.parquet") as caught:
+        with pytest.raises(TableError, match=r"part=1/a\.parquet") as caught:
             decoder.decode(5)
     assert "new run" in (caught.value.fix or "")
 

@@ -1,0 +1,33 @@
+"""A Spark driver that replaces a day and is killed: ``killed_spark_writer.py ROOT in-task|written``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from pyspark.sql import SparkSession
+
+from dl_on_spark.lake.staging import Staging
+from dl_on_spark.lake.writes import write_partitions
+
+
+def main(root: str, point: str) -> None:
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    driver = os.getpid()
+
+    def kill_driver(parts):
+        for part in parts:
+            os.kill(driver, signal.SIGKILL)
+            yield part
+
+    rows = spark.range(1000)
+    if point == "in-task":
+        rows = rows.mapInArrow(kill_driver, "id long")
+    else:
+        Staging.commit = lambda *_: os.kill(driver, signal.SIGKILL)
+    write_partitions(rows.selectExpr("id", "date'2013-06-01' as date"), root, partition_by="date")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
