@@ -121,38 +121,30 @@ def speed(path: Path, batch_rows: int, rounds: int, threads: int) -> dict[str, o
     raw = schema_of(snapshot.schema, str(path))
     dictionaries = pads.ParquetFileFormat(read_options=pads.ParquetReadOptions(dictionary_columns=set(TEXT)))
 
-    def scan(file_format: object = "parquet") -> int:
-        return sum(batch.num_rows for batch in pads.dataset(path, format=file_format).scanner().to_batches())
+    def scan(dataset: pads.Dataset) -> int:
+        return sum(batch.num_rows for batch in dataset.scanner().to_batches())
 
-    def numpy_batches(schema: Schema, known: Statistics | None) -> int:
-        with RankReader(snapshot, plan, schema, known, 0, 1, threads=threads) as reader:
-            return sum(len(features["long_0"]) for features, _, _ in reader.batches(0))
+    def numpy_batches(reader: RankReader) -> int:
+        return sum(len(features["long_0"]) for features, _, _ in reader.batches(0))
 
-    def tensors(schema: Schema, known: Statistics | None) -> int:
-        with RankReader(snapshot, plan, schema, known, 0, 1, threads=threads) as reader:
-            return _drain(to_tf_dataset(reader, lambda: Cursor(0, 0)), plan.steps_per_epoch)
+    def tensors(dataset: object) -> int:
+        return _drain(dataset, plan.steps_per_epoch)
 
-    indexed = indexed_text(raw, rows)
-    with RankReader(snapshot, plan, *indexed, 0, 1) as reader:
-        constant = _constant_dataset(next(reader.batches(0))[0])
-    readers: dict[str, Callable[[], int]] = {
-        "pyarrow scan": scan,
-        "shuffled NumPy batches": partial(numpy_batches, *indexed),
-        "shuffled tf.data batches": partial(tensors, *indexed),
-        "shuffled NumPy batches, raw text": partial(numpy_batches, raw, None),
-        "shuffled tf.data batches, raw text": partial(tensors, raw, None),
-        "pyarrow scan, text as dictionaries": partial(scan, dictionaries),
-        "tf.data, one constant batch": lambda: _drain(constant, plan.steps_per_epoch),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in readers}
-    for turn in range(rounds + 1):
-        for name, read in readers.items():
-            start = time.perf_counter()
-            found = read()
-            if turn:  # the first round warms caches and traces
-                seconds[name].append(time.perf_counter() - start)
-            if found not in (rows, plan.steps_per_epoch * batch_rows):
-                raise SystemExit(f"{name} gave {found} rows of {rows}")
+    # As in training, readers and datasets are made once; a round is one epoch.
+    with (
+        RankReader(snapshot, plan, *indexed_text(raw, rows), 0, 1, threads=threads) as indexed,
+        RankReader(snapshot, plan, raw, None, 0, 1, threads=threads) as as_stored,
+    ):
+        readers: dict[str, Callable[[], int]] = {
+            "pyarrow scan": partial(scan, pads.dataset(path)),
+            "shuffled NumPy batches": partial(numpy_batches, indexed),
+            "shuffled tf.data batches": partial(tensors, to_tf_dataset(indexed, lambda: Cursor(0, 0))),
+            "NumPy batches, raw text": partial(numpy_batches, as_stored),
+            "tf.data batches, raw text": partial(tensors, to_tf_dataset(as_stored, lambda: Cursor(0, 0))),
+            "pyarrow scan, text encoded": partial(scan, pads.dataset(path, format=dictionaries)),
+            "tf.data, one constant batch": partial(tensors, _constant_dataset(next(indexed.batches(0))[0])),
+        }
+        seconds = _timed(readers, rounds, {rows, plan.steps_per_epoch * batch_rows})
     rates = {name: rows / statistics.median(times) for name, times in seconds.items()}
     base = seconds["pyarrow scan"]
     ratios = {name: statistics.median(np.divide(base, times).tolist()) for name, times in seconds.items()}
@@ -167,6 +159,20 @@ def speed(path: Path, batch_rows: int, rounds: int, threads: int) -> dict[str, o
         "ratio_to_scan": {name: round(ratio, 3) for name, ratio in ratios.items()},
         "milliseconds_per_batch": {name: round(batch_rows / rate * 1e3, 4) for name, rate in rates.items()},
     }
+
+
+def _timed(readers: dict[str, Callable[[], int]], rounds: int, rows: set[int]) -> dict[str, list[float]]:
+    """Seconds of each reader in each round; the readers take turns within a round."""
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    for turn in range(rounds + 1):
+        for name, read in readers.items():
+            start = time.perf_counter()
+            found = read()
+            if turn:  # the first round warms caches and traces
+                seconds[name].append(time.perf_counter() - start)
+            if found not in rows:
+                raise SystemExit(f"{name} gave {found} rows, not one of {sorted(rows)}")
+    return seconds
 
 
 _loops: dict[str, Callable[..., object]] = {}

@@ -19,6 +19,7 @@ from dl_on_spark.errors import TableError
 from dl_on_spark.lake import where
 from dl_on_spark.lake.formats import FORMATS
 from dl_on_spark.lake.formats.content import Content
+from dl_on_spark.lake.predicates import Range
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.snapshot import RowGroups, Snapshot
 from dl_on_spark.lake.storage import PathLike, locate
@@ -125,7 +126,7 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
     found: list[tuple[int, int, int, int]] = []
     certain: list[bool] = []
     for index, (file, footer) in enumerate(zip(content.files, content.footers, strict=True)):
-        constants = {n: where.Range.constant(v) for n, v in file.partition.items() if n in names}
+        constants = {n: Range.constant(v) for n, v in file.partition.items() if n in names}
         if node is not None and True not in node.outcomes(constants):
             continue
         stored = _stored(footer, names - set(constants))
@@ -152,9 +153,9 @@ def _stored(footer: Any, names: set[str]) -> dict[str, int]:
     return {path: i for i, path in enumerate(paths) if path in names}
 
 
-def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, where.Range]:
+def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, Range]:
     """What the statistics of one row group say of the filter's columns."""
-    ranges: dict[str, where.Range] = {}
+    ranges: dict[str, Range] = {}
     for name, i in stored.items():
         found = group.column(i).statistics
         if found is None:
@@ -167,7 +168,7 @@ def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, 
         low, high = (found.min, found.max) if found.has_min_max else (None, None)
         if not (_comparable(low, kind) and _comparable(high, kind)):
             low = high = None
-        ranges[name] = where.Range(low, high, nulls != 0, only_nulls)
+        ranges[name] = Range(low, high, nulls != 0, only_nulls)
     return ranges
 
 

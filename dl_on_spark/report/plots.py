@@ -22,7 +22,7 @@ def learning_curves(histories: Mapping[str, Mapping[str, Sequence[float]]], metr
                 epochs = range(1, len(history[key]) + 1)
                 axes.plot(epochs, history[key], style, color=colour, marker="o", markersize=4, label=f"{name}, {what}")
     axes.set_xlabel("epoch")
-    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_ylabel({"auc": "AUC"}.get(metric, metric.replace("_", " ")))
     axes.xaxis.get_major_locator().set_params(integer=True)
     return _svg(figure, axes)
 
@@ -49,6 +49,7 @@ def throughput_bars(rows_per_second: Mapping[str, float]) -> str:
     labels = axes.bar_label(bars, labels=[f"{value:,.0f}" for value in rows_per_second.values()], padding=4)
     for label in labels:
         label.set_color(_INK)
+    axes.grid(visible=False, axis="y")
     axes.set_xlabel("rows per second")
     axes.margins(x=0.2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -64,6 +65,7 @@ def _figure() -> tuple[Any, Any]:
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=_INK)
+    axes.set_axisbelow(True)
     return figure, axes
 
 

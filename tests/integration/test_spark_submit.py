@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,11 @@ def test_the_five_jobs_run_one_after_the_other_and_score_the_next_day(
     assert "the gate refuses" in said
     assert "Traceback" not in said
     assert "at org.apache" not in said
+    first = last_json(submit(master, py_files, "train", lake, *day, "--set", "training.seed=8", "--run-name", "other"))
+    assert first["run"].endswith("/other")
+    last_json(submit(master, py_files, "evaluate", lake, *day, "--run-name", "other"))
+    forced = ("--run-name", "other", "--set", "gate.floor=0.999", "--force", "a test")
+    assert last_json(submit(master, py_files, "publish", lake, *day, *forced))["version"] == 2
+    command = [sys.executable, "-m", "dl_on_spark.cli", "rollback", "--config", str(PIPELINE), "--set", f"lake={lake}"]
+    back = subprocess.run([*command, "--json"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(back.stdout)["version"] == 1

@@ -1,4 +1,4 @@
-"""A Spark driver that replaces a day and is killed: ``killed_spark_writer.py ROOT in-task|written``."""
+"""A Spark driver that is killed by a task while it replaces a day: ``killed_spark_writer.py ROOT``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from dl_on_spark.lake.staging import Staging
 from dl_on_spark.lake.writes import write_partitions
 
 
-def main(root: str, point: str) -> None:
+def main(root: str) -> None:
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     driver = os.getpid()
 
@@ -21,13 +20,9 @@ def main(root: str, point: str) -> None:
             os.kill(driver, signal.SIGKILL)
             yield part
 
-    rows = spark.range(1000)
-    if point == "in-task":
-        rows = rows.mapInArrow(kill_driver, "id long")
-    else:
-        Staging.commit = lambda *_: os.kill(driver, signal.SIGKILL)
+    rows = spark.range(1000).mapInArrow(kill_driver, "id long")
     write_partitions(rows.selectExpr("id", "date'2013-06-01' as date"), root, partition_by="date")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

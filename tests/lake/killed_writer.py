@@ -1,7 +1,8 @@
 """A process that replaces a partition and is killed at a chosen point: ``killed_writer.py ROOT VALUE POINT``.
 
 Points: ``writing``, ``written``, ``before-exchange``, ``after-exchange``, ``set-aside`` (no exchange, between
-the two renames), ``published`` (no exchange, after them), ``random`` (loops until killed, with and without
+the two renames), ``published`` (no exchange, after them), ``cleaning`` (after the
+commit), ``random`` (loops until killed, with and without
 exchange in turns).
 """
 

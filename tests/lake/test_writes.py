@@ -119,11 +119,10 @@ def test_what_cannot_be_written_is_refused_before_anything_is_done(spark, tmp_pa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["in-task", "written"])
-def test_a_spark_writer_that_is_killed_leaves_the_old_day_and_the_next_write_tidies_up(spark, tmp_path, point) -> None:
+def test_a_spark_writer_that_is_killed_leaves_the_old_day_and_the_next_write_tidies_up(spark, tmp_path) -> None:
     write_partitions(rows(spark, DAYS[:1]), tmp_path, partition_by="date", sort_by=["id"])
     before = digests(tmp_path)
-    command = [sys.executable, "-m", "tests.lake.killed_spark_writer", str(tmp_path), point]
+    command = [sys.executable, "-m", "tests.lake.killed_spark_writer", str(tmp_path)]
     writer = subprocess.Popen(command, env=spark_environment(), start_new_session=True)
     try:
         assert writer.wait(timeout=120) == -signal.SIGKILL
