@@ -253,6 +253,17 @@ def _show_error(error: DLOnSparkError) -> None:
     console.print(Panel(body, title=f"{type(error).__name__} (exit code {error.exit_code})", border_style="red"))
 
 
+def _show_spark_error(error: Exception) -> None:
+    """What Spark says, without Java's stack; a Python traceback of the user's code comes first."""
+    from dl_on_spark.launch.barrier import plain_cause
+
+    headline, traceback = plain_cause(error)
+    console = Console(stderr=True)
+    if traceback:
+        console.print(Text(traceback))
+    console.print(Panel(Text(headline, overflow="fold"), title="Spark's error (exit code 1)", border_style="red"))
+
+
 def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -260,11 +271,18 @@ def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a pipeline's functions may lie beside it, as with `python -m`
     try:
         app(args=None if argv is None else list(argv))
     except DLOnSparkError as error:
         _show_error(error)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        _show_spark_error(error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
