@@ -7,6 +7,8 @@ The command line turns an error into one panel and its ``exit_code``:
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DLOnSparkError(Exception):
     """Base of all errors a user may meet.
@@ -22,13 +24,14 @@ class DLOnSparkError(Exception):
         super().__init__(message if fix is None else f"{message} {fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.fix))
+        return (_rebuild, (type(self), vars(self)))
 
 
-def _rebuild(kind: type[DLOnSparkError], message: str, fix: str | None) -> DLOnSparkError:
-    """Unpickle any subclass, whatever its own ``__init__`` takes."""
+def _rebuild(kind: type[DLOnSparkError], state: dict[str, Any]) -> DLOnSparkError:
+    """Unpickle any subclass with all it carries, whatever its own ``__init__`` takes."""
     error = kind.__new__(kind)
-    DLOnSparkError.__init__(error, message, fix=fix)
+    DLOnSparkError.__init__(error, state["message"], fix=state["fix"])
+    vars(error).update(state)
     return error
 
 

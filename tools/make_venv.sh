@@ -17,9 +17,9 @@ if [ -z "$python" ]; then
         fi
     done
 fi
-[ -n "$python" ] || refuse "needs Python 3.11, 3.12 or 3.13; found $(python3 --version 2>&1 || echo none). Install one (Debian: apt-get install python3 python3-venv) or name it with PYTHON=/path/to/python3."
+[ -n "$python" ] || refuse "needs Python 3.11, 3.12 or 3.13; found $(python3 --version 2>/dev/null || echo none). Install one (Debian: apt-get install python3 python3-venv) or name it with PYTHON=/path/to/python3."
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null ||
-    refuse "needs Python 3.11, 3.12 or 3.13; PYTHON=$python is $("$python" --version 2>&1 || echo 'not there'). Name another one."
+    refuse "needs Python 3.11, 3.12 or 3.13; PYTHON=$python is $("$python" --version 2>/dev/null || echo "not there"). Name another one."
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     refuse "Python lacks the module venv. Install it (Debian: apt-get install python3-venv)."
 
