@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
+from dl_on_spark.jobs.spark_progress import spark_progress
 from dl_on_spark.lake.etl import Transform, run_etl
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.sources import Source
@@ -39,19 +40,20 @@ def run(
         )
         for name, source in config.etl.sources.items()
     ]
-    report = run_etl(
-        spark,
-        sources=sources,
-        transform=cast(Transform, load_function(config.etl.transform)),
-        schema=Schema.load(config.schema_path()),
-        table=config.data_path(config.etl.table),
-        quarantine=config.data_path(config.etl.quarantine),
-        first=first,
-        last=date,
-        date_column=config.date_column,
-        max_rejected=config.etl.max_rejected,
-        rows_per_file=config.etl.rows_per_file,
-    )
+    with spark_progress(spark, "etl", quiet=quiet):
+        report = run_etl(
+            spark,
+            sources=sources,
+            transform=cast(Transform, load_function(config.etl.transform)),
+            schema=Schema.load(config.schema_path()),
+            table=config.data_path(config.etl.table),
+            quarantine=config.data_path(config.etl.quarantine),
+            first=first,
+            last=date,
+            date_column=config.date_column,
+            max_rejected=config.etl.max_rejected,
+            rows_per_file=config.etl.rows_per_file,
+        )
     return {
         "table": report.written.uri,
         "days": len(report.written.partitions),

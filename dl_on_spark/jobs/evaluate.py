@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.jobs.days import DaySplit, run_folder
+from dl_on_spark.jobs.spark_progress import spark_progress
 from dl_on_spark.lake import Table, open_table, storage
 from dl_on_spark.registry import SavedModel, evaluate
 
@@ -27,7 +28,8 @@ def run(
 ) -> dict[str, Any]:
     """Write metrics.json into the run's folder; returns its values."""
     folder = run_folder(config, date, run_name)
-    metrics = evaluate(spark, SavedModel.load(folder), held_out(config, date))
+    with spark_progress(spark, "evaluate", quiet=quiet):
+        metrics = evaluate(spark, SavedModel.load(folder), held_out(config, date))
     storage.write_bytes(storage.join(folder, METRICS), metrics.to_json().encode())
     return {key: value for key, value in asdict(metrics).items() if value is not None}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import InputError
+from dl_on_spark.jobs.spark_progress import spark_progress
 from dl_on_spark.lake import open_table
 from dl_on_spark.registry import Registry, SavedModel
 from dl_on_spark.scoring import score
@@ -23,13 +24,14 @@ def run(spark: SparkSession, config: PipelineConfig, date: datetime.date, *, qui
     if current is None:
         raise InputError(f"model {config.name!r} has no published version.", fix="Run the publish job first.")
     table = open_table(config.data_path(config.etl.table)).where(f"{config.date_column} = '{date.isoformat()}'")
-    report = score(
-        spark,
-        SavedModel.load(current.folder),
-        current.number,
-        table,
-        config.data_path(config.scoring.table),
-        date_column=config.date_column,
-        batch_rows=config.scoring.batch_size,
-    )
+    with spark_progress(spark, "score", quiet=quiet):
+        report = score(
+            spark,
+            SavedModel.load(current.folder),
+            current.number,
+            table,
+            config.data_path(config.scoring.table),
+            date_column=config.date_column,
+            batch_rows=config.scoring.batch_size,
+        )
     return asdict(report)
