@@ -62,9 +62,7 @@ def schema():
     from dl_on_spark import Schema
 
     fields = {name: {"type": "float", "role": "feature"} for name in FEATURES}
-    return Schema.from_dict(
-        {"name": "bench", "fields": {**fields, "label": {"type": "int", "role": "label"}}}
-    )
+    return Schema.from_dict({"name": "bench", "fields": {**fields, "label": {"type": "int", "role": "label"}}})
 
 
 def clock_callbacks(rank: int, *, folder: str, pin: bool):
@@ -141,9 +139,7 @@ def run_trainer(spark, table: Path, work: Path, args, *, workers: int, sync: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--batch", type=int, default=256, help="rows per worker and step")
     parser.add_argument("--epochs", type=int, default=4)
@@ -173,12 +169,8 @@ def main() -> None:
         kinds = {
             "plain fit, pinned": lambda work: run_plain(table, work, args, pinned=True),
             "plain fit, unpinned": lambda work: run_plain(table, work, args, pinned=False),
-            "1 worker, allreduce": lambda work: run_trainer(
-                spark, table, work, args, workers=1, sync="allreduce"
-            ),
-            "2 workers, allreduce": lambda work: run_trainer(
-                spark, table, work, args, workers=2, sync="allreduce"
-            ),
+            "1 worker, allreduce": lambda work: run_trainer(spark, table, work, args, workers=1, sync="allreduce"),
+            "2 workers, allreduce": lambda work: run_trainer(spark, table, work, args, workers=2, sync="allreduce"),
             "2 workers, local_sgd:every=16": lambda work: run_trainer(
                 spark, table, work, args, workers=2, sync="local_sgd:every=16"
             ),
@@ -197,9 +189,7 @@ def main() -> None:
 def report(args, speeds: dict[str, list[float]]) -> None:
     medians = {kind: statistics.median(values) for kind, values in speeds.items()}
     base = medians["plain fit, pinned"]
-    result = {
-        kind: {"rows_per_second": m, "ratio": m / base, "all": speeds[kind]} for kind, m in medians.items()
-    }
+    result = {kind: {"rows_per_second": m, "ratio": m / base, "all": speeds[kind]} for kind, m in medians.items()}
     if args.json:
         print(json.dumps({"batch": args.batch, "rows": args.rows, "results": result}))
         return
@@ -211,9 +201,7 @@ def report(args, speeds: dict[str, list[float]]) -> None:
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, found in result.items():
         low, high = min(found["all"]), max(found["all"])
-        table.add_row(
-            kind, f"{found['rows_per_second']:,.0f}", f"{found['ratio']:.2f}", f"{low:,.0f}", f"{high:,.0f}"
-        )
+        table.add_row(kind, f"{found['rows_per_second']:,.0f}", f"{found['ratio']:.2f}", f"{low:,.0f}", f"{high:,.0f}")
     Console().print(table)
 
 

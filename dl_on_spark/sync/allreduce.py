@@ -25,17 +25,25 @@ class Allreduce(SyncStrategy):
     Each rank's loss is the mean over its own rows, so the gradient of the global batch is
     ``sum_k (n_k / n) g_k``; with it, any number of workers takes the steps of one worker at the same global
     batch. Gradients are packed in buckets of ``bucket_mb`` MiB, last layer first, and reduced in that order.
-    Sparse gradients (embeddings) travel densely.
+    Sparse gradients (embeddings) become dense, with one worker too: Keras on TensorFlow squares and clips the
+    rows of a category one by one, before they are summed, so Adam's steps would depend on how rows are spread
+    over the workers. ``compress`` takes None alone.
     """
 
     bucket_mb: float = 25.0
+    compress: str | None = None
 
     def __post_init__(self) -> None:
-        if self.bucket_mb <= 0:
+        if not self.bucket_mb > 0:
             raise ConfigError(f"allreduce: bucket_mb={self.bucket_mb}.", fix="Use a number above 0.")
+        if self.compress is not None:
+            raise ConfigError(
+                f"allreduce: this version has no compress={self.compress!r}.",
+                fix="Leave compress out; LocalSGD(every=16) sends less.",
+            )
 
     def __str__(self) -> str:
-        return "allreduce" if self.bucket_mb == 25.0 else f"allreduce:bucket_mb={self.bucket_mb:g}"
+        return "allreduce" if self.bucket_mb == 25.0 else f"allreduce:bucket_mb={self.bucket_mb}"
 
     def start(self, model: keras.Model, comm: Communicator, rows: StepRows) -> SyncSession:
         return AllreduceSession(self, model, comm, rows)
@@ -53,14 +61,14 @@ class AllreduceSession(SyncSession):
         self._step = self._agreed = 0
         self._optimizer: Any = model.optimizer
         self.in_graph = comm.world_size > 1
-        if self.in_graph:
-            own_apply = self._optimizer.apply
+        own_apply = self._optimizer.apply
 
-            def apply(grads: Any, trainable_variables: Any = None) -> Any:
-                return own_apply(self._reduce(list(grads)), trainable_variables)
+        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            dense = _dense(grads)
+            return own_apply(self._reduce(dense) if self.in_graph else dense, trainable_variables)
 
-            # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
-            object.__setattr__(self._optimizer, "apply", apply)
+        # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
+        object.__setattr__(self._optimizer, "apply", apply)
 
     def steps_until_exchange(self, step: int) -> int | None:
         return None
@@ -90,7 +98,7 @@ class AllreduceSession(SyncSession):
         present = [i for i, grad in enumerate(grads) if grad is not None]
         reduced = list(grads)
         before: list[Any] = []
-        for number, bucket in enumerate(self._buckets([tf.convert_to_tensor(grads[i]) for i in present])):
+        for number, bucket in enumerate(self._buckets([grads[i] for i in present])):
             chosen = [present[position] for position, _ in bucket]
             wide = tf.float64 if any(t.dtype == tf.float64 for _, t in bucket) else tf.float32
             sizes = [t.shape.num_elements() for _, t in bucket]
@@ -131,3 +139,9 @@ class AllreduceSession(SyncSession):
         except BaseException as error:
             self.failure = error
             raise
+
+
+def _dense(grads: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]

@@ -11,6 +11,7 @@ start x, weighted by rows, and an outer optimizer applies it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ class Momentum:
     lr: float = 1.0
     momentum: float = 0.5
 
+    def __post_init__(self) -> None:
+        _check_outer(self)
+
     def apply(self, difference: Flat, velocity: Flat) -> Flat:
         """What to subtract from the round's start; `velocity` is updated in place."""
         velocity *= self.momentum
@@ -42,7 +46,7 @@ class Momentum:
         return self.lr * velocity
 
     def __str__(self) -> str:
-        return f"momentum({self.lr:g},{self.momentum:g})"
+        return f"momentum({self.lr},{self.momentum})"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Nesterov:
     lr: float = 0.7
     momentum: float = 0.9
 
+    def __post_init__(self) -> None:
+        _check_outer(self)
+
     def apply(self, difference: Flat, velocity: Flat) -> Flat:
         """What to subtract from the round's start; `velocity` is updated in place."""
         velocity *= self.momentum
@@ -59,16 +66,16 @@ class Nesterov:
         return self.lr * (difference + self.momentum * velocity)
 
     def __str__(self) -> str:
-        return f"nesterov({self.lr:g},{self.momentum:g})"
+        return f"nesterov({self.lr},{self.momentum})"
 
 
 @dataclass(frozen=True)
 class LocalSGD(SyncStrategy):
     """Average models every ``every`` steps, and always at an epoch's end.
 
-    ``outer``: the outer optimizer on the averaged difference. ``start_at``: exchange every step until that
-    step (post-local SGD). Optimizer slots stay local to each rank; batch-norm statistics are averaged with
-    the weights.
+    ``outer``: the outer optimizer on the averaged difference. ``start_at``: average every step until that
+    step, without the outer optimizer (post-local SGD, Lin et al. 2020). Optimizer slots stay local to each
+    rank; batch-norm statistics are averaged with the weights.
     """
 
     every: int = 16
@@ -76,7 +83,8 @@ class LocalSGD(SyncStrategy):
     start_at: int = 0
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.start_at < 0:
+        counts = (self.every, self.start_at)
+        if not all(isinstance(count, int) for count in counts) or self.every < 1 or self.start_at < 0:
             raise ConfigError(
                 f"local_sgd: every={self.every}, start_at={self.start_at}.",
                 fix="every counts steps from 1 on, start_at from 0 on.",
@@ -147,6 +155,14 @@ class LocalSGDSession(SyncSession):
             assert self._start is not None
             assert self._velocity is not None
             trained = mean[: self._trained]
-            trained[:] = self._start - self._config.outer.apply(self._start - trained, self._velocity)
+            if step > self._config.start_at:
+                trained[:] = self._start - self._config.outer.apply(self._start - trained, self._velocity)
             self._start = trained.copy()
         self._variables.write(mean)
+
+
+def _check_outer(outer: Momentum | Nesterov) -> None:
+    if not (0 < outer.lr < math.inf and 0 <= outer.momentum < 1):
+        raise ConfigError(
+            f"local_sgd: outer optimizer {outer}.", fix="Use a learning rate above 0 and a momentum from 0 to below 1."
+        )

@@ -10,8 +10,6 @@ import difflib
 import re
 from typing import Any
 
-import yaml
-
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.sync.allreduce import Allreduce
 from dl_on_spark.sync.base import SyncStrategy
@@ -52,13 +50,17 @@ def parse_sync(text: str | SyncStrategy) -> SyncStrategy:
 
 
 def _value(option: str, text: str, whole: str) -> Any:
-    if option != "outer":
-        value = yaml.safe_load(text)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise ConfigError(f"sync {whole!r}: {option}={text} is not a number.", fix=f"For example {option}=16.")
-        return value
-    if text in {"none", "null"}:
+    if option in {"outer", "compress"} and text in {"none", "null"}:
         return None
+    if option == "compress":
+        return text
+    if option != "outer":
+        try:
+            return int(text) if text.lstrip("+-").isdigit() else float(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"sync {whole!r}: {option}={text} is not a number.", fix=f"For example {option}=16."
+            ) from error
     match = _CALL.fullmatch(text)
     kind = _known(match[1] if match else text, OUTER, f"sync {whole!r}: outer optimizer")
     try:

@@ -5,8 +5,11 @@
                                   /manifest.json          sizes and SHA-256 of the files; written last
 
 Only whole files are put, nothing is renamed or changed, so an object store serves as well as a disk. The
-attempt's number is in the folder's name and is compared with the run's current attempt before the
-manifest is written: a worker of an earlier attempt that wakes up cannot commit.
+attempt's number is in the folder's name, and before the manifest is written the run is asked whether that
+attempt is still at work: a worker of an earlier attempt that wakes up cannot commit.
+
+The manifest carries the SHA-256 of its own content, in this format and all later ones: a damaged manifest
+is told from one of a newer version.
 """
 
 from __future__ import annotations
@@ -35,7 +38,13 @@ MODEL = "model.safetensors"
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})-a(\d{3,})")
 
+_SEAL = "sha256"
+
 Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class _NewerFormat(CheckpointError):
+    """Not damaged, so never a reason to fall back to an older checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint whose files were verified."""
+    """A complete checkpoint; each file is verified when it is loaded."""
 
     folder: str
     manifest: Manifest
@@ -85,12 +94,23 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run folder, written by one attempt."""
+    """The checkpoints of one run folder, written by one attempt.
 
-    def __init__(self, run_folder: str, attempt: int, current_attempt: Callable[[], int]) -> None:
+    ``is_current``: whether `attempt` is still the run's; asked before anything is committed.
+    """
+
+    def __init__(self, run_folder: str, attempt: int, is_current: Callable[[], bool]) -> None:
         self._root = storage.join(run_folder, "checkpoints")
         self._attempt = attempt
-        self._current_attempt = current_attempt
+        self._is_current = is_current
+
+    def fence(self) -> None:
+        """Raise `CheckpointError` when a later attempt has taken over the run."""
+        if not self._is_current():
+            raise CheckpointError(
+                f"attempt {self._attempt} is stale: a later attempt of this run is at work.",
+                fix="Nothing to do: this worker ends, the later attempt goes on.",
+            )
 
     def put(self, step: int, name: str, tensors: Tensors) -> FileDigest:
         """Write one file of the checkpoint of `step`."""
@@ -99,42 +119,55 @@ class CheckpointStore:
         return FileDigest(name, len(data), hashlib.sha256(data).hexdigest())
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the checkpoint complete. Raises `CheckpointError` when a later attempt runs."""
-        current = self._current_attempt()
-        if current != self._attempt:
-            raise CheckpointError(
-                f"attempt {self._attempt} is stale: attempt {current} of this run is at work.",
-                fix="Nothing to do: this worker ends, the later attempt goes on.",
-            )
-        text = json.dumps(asdict(manifest), indent=1)
-        storage.write_bytes(storage.join(self._folder(manifest.step), _MANIFEST), text.encode())
+        """Make the checkpoint complete. Raises `CheckpointError` when a later attempt is at work."""
+        self.fence()
+        storage.write_bytes(storage.join(self._folder(manifest.step), _MANIFEST), _sealed(manifest))
 
     def latest(self) -> Checkpoint | None:
-        """The complete, undamaged checkpoint that is furthest; damaged ones are named in the log."""
-        for folder in self._folders():
+        """The complete, undamaged checkpoint that is furthest; damaged ones are named in the log.
+
+        Raises `CheckpointError` for one of a newer format.
+        """
+        folders = self._folders()
+        for folder in folders:
             try:
                 return self.verify(folder)
+            except _NewerFormat:
+                raise
             except CheckpointError as error:
                 logger.warning("%s Falling back to the checkpoint before it.", error.message)
+        if folders:
+            logger.warning("%s holds no undamaged checkpoint: the run starts from its beginning.", self._root)
         return None
 
     def verify(self, folder: str) -> Checkpoint:
         """The checkpoint in `folder`, every file checked against the manifest."""
+        checkpoint = self.open(folder)
+        for digest in checkpoint.manifest.files:
+            _check(checkpoint.folder, digest)
+        return checkpoint
+
+    def open(self, folder: str) -> Checkpoint:
+        """The checkpoint in `folder`, of which only the manifest has been read."""
         place = storage.join(self._root, folder)
-        manifest = _manifest_of(place)
-        for digest in manifest.files:
-            _check(place, digest)
-        return Checkpoint(place, manifest)
+        return Checkpoint(place, _manifest_of(place))
 
     def prune(self, keep: int, best: Callable[[Manifest], float] | None = None) -> None:
-        """Keep the last `keep` complete checkpoints and the one for which `best` is greatest."""
-        folders = self._folders()
-        kept = set(folders[:keep])
-        if best is not None and folders:
-            known = [(best(_manifest_of(storage.join(self._root, folder))), folder) for folder in folders]
-            kept.add(max(known)[1])
-        for folder in folders:
-            if folder not in kept:
+        """Keep the last `keep` complete checkpoints and the one for which `best` is greatest.
+
+        What earlier attempts left incomplete goes too; what this attempt is writing stays.
+        """
+        complete: dict[str, Manifest] = {}
+        for folder in self._folders():
+            try:
+                complete[folder] = self.open(folder).manifest
+            except CheckpointError as error:
+                logger.warning("%s It counts as incomplete.", error.message)
+        kept = set(list(complete)[:keep])
+        if best is not None and complete:
+            kept.add(max(complete, key=lambda folder: best(complete[folder])))  # among equals the furthest
+        for folder, (_, attempt) in self._found().items():
+            if folder not in kept and (folder in complete or attempt < self._attempt):
                 # The manifest first: a half-deleted checkpoint must not look complete.
                 storage.delete(storage.join(self._root, folder, _MANIFEST))
                 storage.delete(storage.join(self._root, folder))
@@ -144,10 +177,13 @@ class CheckpointStore:
 
     def _folders(self) -> list[str]:
         """Names of complete checkpoints, furthest first."""
-        names = {path.split("/")[0] for path in storage.list_files(self._root) if path.endswith(f"/{_MANIFEST}")}
-        found = [(match, name) for name in names if (match := _NAME.fullmatch(name))]
-        ordered = sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2])), reverse=True)
-        return [name for _, name in ordered]
+        found = self._found(f"/{_MANIFEST}")
+        return sorted(found, key=lambda name: found[name], reverse=True)
+
+    def _found(self, ending: str = "") -> dict[str, tuple[int, int]]:
+        """(step, attempt) of the folders that have a file whose path ends so."""
+        names = {path.split("/")[0] for path in storage.list_files(self._root) if path.endswith(ending)}
+        return {name: (int(match[1]), int(match[2])) for name in names if (match := _NAME.fullmatch(name))}
 
 
 def rank_file(rank: int) -> str:
@@ -155,17 +191,28 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.safetensors"
 
 
+def _sealed(manifest: Manifest) -> bytes:
+    content = asdict(manifest)
+    return json.dumps({**content, _SEAL: _seal(content)}, indent=1).encode()
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _manifest_of(place: str) -> Manifest:
     try:
         data = json.loads(storage.read_bytes(storage.join(place, _MANIFEST)))
+        if data.pop(_SEAL) != _seal(data):
+            raise ValueError("its content does not match its checksum")
         if data["format"] > FORMAT:
-            raise CheckpointError(
+            raise _NewerFormat(
                 f"{place} has checkpoint format {data['format']}; this version reads up to {FORMAT}.",
                 fix="Resume with the newer dl_on_spark that wrote it.",
             )
         files = tuple(FileDigest(**file) for file in data.pop("files"))
         return Manifest(**{**data, "cursor": Cursor(**data["cursor"]), "files": files})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{place}/{_MANIFEST} cannot be read ({error}).", fix="Remove that folder.") from error
 
 

@@ -78,7 +78,7 @@ def fit_worker(
             epochs=epochs,
             initial_epoch=start.epoch,
             validation_data=validation,
-            callbacks=[*callbacks, _EpochEnd(hooks)],
+            callbacks=[*callbacks, _AfterCallbacks(loop, hooks)],
             shuffle=False,  # the plan shuffles
             verbose=0,
         )
@@ -138,6 +138,12 @@ class _StepLoop:
         # Done before the run was resumed: nothing to run, the metrics so far.
         return self._model.get_metrics_result() if logs is None else logs
 
+    def leave_epoch(self) -> None:
+        """Training stops here, on all ranks: in the middle of an epoch the replicas have yet to agree."""
+        cursor = self._box.cursor
+        if cursor.step:
+            self._session.finish_epoch(cursor.epoch * self._plan.steps_per_epoch + cursor.step)
+
     def _run(self, last: int) -> Any:
         """As many steps as fit before the next exchange, hook or the execution's end."""
         cursor, began = self._box.cursor, time.perf_counter()
@@ -179,12 +185,16 @@ def _steps_function(model: keras.Model, compiled: bool) -> Callable[[Any, Any], 
     return run
 
 
-class _EpochEnd(keras.callbacks.Callback):
-    """Calls the hooks after the user's callbacks, so that what those changed is saved too."""
+class _AfterCallbacks(keras.callbacks.Callback):
+    """Comes after the user's callbacks, so that what those changed or decided is known."""
 
-    def __init__(self, hooks: Iterable[StepHook]) -> None:
+    def __init__(self, loop: _StepLoop, hooks: Iterable[StepHook]) -> None:
         super().__init__()
-        self._hooks = list(hooks)
+        self._loop, self._hooks = loop, list(hooks)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.model.stop_training:
+            self._loop.leave_epoch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         for hook in self._hooks:

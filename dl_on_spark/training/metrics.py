@@ -2,12 +2,15 @@
 
 Loss and accuracy keep (total, count), AUC its confusion counts per threshold: summed over the ranks they
 are what one process would hold that saw every row. A metric whose variables are no sums can bring
-``merge_states(states) -> None``, called with every rank's values of its variables.
+``merge_states(states) -> None``: it gets, for every rank, the values of its variables in their order, and
+assigns the merged ones. State after ``reset_state`` must change nothing when it is merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from dl_on_spark.collectives import Communicator
 
 Arrays = dict[str, npt.NDArray[Any]]
+logger = logging.getLogger(__name__)
 
 
 def merge_over_ranks(model: keras.Model, comm: Communicator) -> Callable[[], None]:
@@ -28,20 +32,17 @@ def merge_over_ranks(model: keras.Model, comm: Communicator) -> Callable[[], Non
     points; only there are variables exchanged. A custom ``train_step`` whose logs are not the model's
     metrics gets the mean of its logs over the ranks.
     """
+    import keras
+
     own: Callable[[Any], Any] = model._get_metrics_result_or_logs
 
     def merged(logs: Any) -> Any:
-        variables = _variables(model)
-        local = [np.array(v) for v in variables]
-        for variable, value in zip(variables, _summed(local, comm), strict=True):
-            variable.assign(value)
-        _merge_custom(model, comm)
-        found = own(logs)
-        for variable, value in zip(variables, local, strict=True):
-            variable.assign(value)
-        if found is logs and isinstance(logs, dict) and logs:
-            return _mean_logs(logs, comm)
-        return found
+        with _merged_state(model, comm):
+            found = own(logs)
+            if found is not logs:
+                # Values, while the merged state is there: a result may be the variable itself.
+                return keras.tree.map_structure(np.array, found)
+        return _mean_logs(logs, comm) if isinstance(logs, dict) and logs else found
 
     if comm.world_size == 1:
         return lambda: None
@@ -50,18 +51,30 @@ def merge_over_ranks(model: keras.Model, comm: Communicator) -> Callable[[], Non
 
 
 def metric_state(model: keras.Model, comm: Communicator) -> Arrays:
-    """Metric variables in the middle of an epoch, summed over the ranks, by position and path."""
-    variables = _variables(model)
-    summed = _summed([np.array(v) for v in variables], comm)
-    return {f"{i:04d}/{v.path}": value for i, (v, value) in enumerate(zip(variables, summed, strict=True))}
+    """Metric variables in the middle of an epoch, merged over the ranks, by position and path."""
+    with _merged_state(model, comm):
+        return {f"{i:04d}/{v.path}": np.array(v) for i, v in enumerate(metric_variables(model))}
 
 
 def load_metric_state(model: keras.Model, state: Mapping[str, npt.NDArray[Any]], rank: int) -> None:
-    """Go on from `metric_state`: rank 0 takes the sums, the others start at zero."""
-    by_place = {name.split("/")[0]: value for name, value in state.items()}
-    for i, variable in enumerate(_variables(model)):
-        value = by_place[f"{i:04d}"]
-        variable.assign(value if rank == 0 else np.zeros_like(value))
+    """Go on from `metric_state`: rank 0 takes the merged state, the others start afresh.
+
+    A custom ``train_step`` may create its metrics in its first step; then there is nothing to assign to, and
+    the epoch's metrics cover the steps after the resume. A warning says so.
+    """
+    variables = metric_variables(model)
+    model.reset_metrics()
+    if len(variables) != len(state):
+        logger.warning(
+            "The checkpoint holds %d metric variables, the model has %d before its first step: "
+            "this epoch's metrics cover only the steps from here on.",
+            len(state),
+            len(variables),
+        )
+    elif rank == 0:
+        by_place = {name.split("/")[0]: value for name, value in state.items()}
+        for i, variable in enumerate(variables):
+            variable.assign(by_place[f"{i:04d}"])
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
@@ -70,9 +83,29 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return list(found.values())
 
 
-def _variables(model: keras.Model) -> list[Any]:
-    custom = {id(v) for metric in model.metrics if hasattr(metric, "merge_states") for v in metric.variables}
-    return [v for v in metric_variables(model) if id(v) not in custom]
+@contextlib.contextmanager
+def _merged_state(model: keras.Model, comm: Communicator) -> Iterator[None]:
+    """Within, the metrics' variables hold what one process would hold that saw all rows."""
+    variables = metric_variables(model)
+    local = [np.array(v) for v in variables]
+    custom = _custom_metrics(model)
+    apart = {id(v) for metric in custom for v in metric.variables}
+    summable = [(v, value) for v, value in zip(variables, local, strict=True) if id(v) not in apart]
+    try:
+        for (variable, _), value in zip(summable, _summed([value for _, value in summable], comm), strict=True):
+            variable.assign(value)
+        for metric in custom:
+            _merge_custom(metric, comm)
+        yield
+    finally:
+        for variable, value in zip(variables, local, strict=True):
+            variable.assign(value)
+
+
+def _custom_metrics(model: keras.Model) -> list[Any]:
+    """Metrics that merge themselves; those given to `compile` are inside one compound metric of Keras's."""
+    leaves = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", [metric])]
+    return list({id(leaf): leaf for leaf in leaves if hasattr(leaf, "merge_states")}.values())
 
 
 def _summed(values: list[npt.NDArray[Any]], comm: Communicator) -> list[npt.NDArray[Any]]:
@@ -85,16 +118,14 @@ def _summed(values: list[npt.NDArray[Any]], comm: Communicator) -> list[npt.NDAr
     return [part.reshape(v.shape).astype(v.dtype) for part, v in zip(parts, values, strict=True)]
 
 
-def _merge_custom(model: keras.Model, comm: Communicator) -> None:
-    for metric in model.metrics:
-        if hasattr(metric, "merge_states"):
-            gathered = [comm.allgather(np.array(v).reshape(-1)) for v in metric.variables]
-            metric.merge_states(
-                [
-                    [g[r].reshape(v.shape) for g, v in zip(gathered, metric.variables, strict=True)]
-                    for r in range(comm.world_size)
-                ]
-            )
+def _merge_custom(metric: Any, comm: Communicator) -> None:
+    gathered = [comm.allgather(np.array(v).reshape(-1)) for v in metric.variables]
+    metric.merge_states(
+        [
+            [g[rank].reshape(v.shape) for g, v in zip(gathered, metric.variables, strict=True)]
+            for rank in range(comm.world_size)
+        ]
+    )
 
 
 def _mean_logs(logs: dict[str, Any], comm: Communicator) -> dict[str, Any]:

@@ -27,10 +27,11 @@ def load_model_builder(reference: str | Callable[..., Any]) -> Callable[..., Any
         raise ModelError(f"model {error.message}", fix=error.fix) from error
 
 
-def build(builder: Callable[..., Any], schema: Schema) -> keras.Model:
+def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -> keras.Model:
     """Call the builder, with the schema if it has a parameter of that name.
 
-    Raises `ModelError` unless it gives a compiled `keras.Model` whose loss is a mean over rows.
+    Raises `ModelError` unless it gives a compiled `keras.Model` whose loss is a mean over rows; a worker that
+    is ``alone`` has nothing to average, and any loss will do.
     """
     takes_schema = "schema" in inspect.signature(builder).parameters
     model = builder(schema=schema) if takes_schema else builder()
@@ -44,9 +45,12 @@ def build(builder: Callable[..., Any], schema: Schema) -> keras.Model:
             f"the model of {name} is not compiled.",
             fix="Call model.compile(optimizer=..., loss=..., metrics=[...]) before it is returned.",
         )
-    for loss in keras.tree.flatten(model.loss):
+    refused = {"sum", "none", None}
+    if schema.weight is not None:
+        refused.add("mean_with_sample_weight")  # divides by the rank's weights, not by its rows
+    for loss in [] if alone else keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction in {"sum", "none", None}:
+        if reduction in refused:
             raise ModelError(
                 f"the loss of {name} has reduction={reduction!r}; gradients of workers are averaged over rows.",
                 fix="Use the default reduction 'sum_over_batch_size' and scale the learning rate instead.",

@@ -1,7 +1,7 @@
 """The folder of one training run: who it is, which attempt runs, what happened, what came out.
 
-run.json            identity (data, schema, plan, strategy, seed, model) and plan
-attempt.json        number of the current attempt; older attempts cannot commit checkpoints
+run.json            which run this is: identity (data, schema, strategy, seed, model), plan, epochs
+attempt.json        the current attempt; older attempts cannot commit checkpoints
 events.jsonl        what happened, a JSON object a line
 checkpoints/        see `checkpoint`
 schema.yaml statistics.json snapshot.json      what the model was trained with
@@ -15,18 +15,53 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dl_on_spark.errors import InputError
+from dl_on_spark.errors import ConfigError, InputError
 from dl_on_spark.lake import storage
 from dl_on_spark.training.result import TrainingResult
 
-_PARTS = ("run.json", "attempt.json", "events.jsonl", "schema.yaml", "statistics.json", "snapshot.json")
+_RUN, _ATTEMPT, _EVENTS, _RESULT = "run.json", "attempt.json", "events.jsonl", "result.json"
+# run.json first: a folder that is cleared halfway holds no run.
+_OF_THE_RUN = (_RUN, _RESULT, "model.keras", "checkpoints", "schema.yaml", "statistics.json", "snapshot.json")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Content of run.json.
+
+    ``identity``: what must be equal for the run to be continued. ``plan``: JSON of its `SamplePlan`.
+    ``epochs``: as last asked for. ``id``: tells this run from another one of equal identity.
+    """
+
+    identity: dict[str, Any]
+    plan: str
+    epochs: int
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def to_json(self) -> str:
+        """All of the record as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunRecord:
+        """The record that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a run. Two drivers may take the same number at once; the token tells them apart."""
+
+    number: int
+    token: str
 
 
 class RunFolder:
-    """Reads and writes the run's small files; the driver holds it, workers read the attempt."""
+    """Reads and writes the run's small files; driver and workers hold one each."""
 
     def __init__(self, uri: str) -> None:
         # Absolute, since workers run in folders of their own.
@@ -66,45 +101,80 @@ class RunFolder:
         """Write a file, complete or not at all."""
         storage.write_bytes(self.path(name), data.encode() if isinstance(data, str) else data)
 
-    def read_json(self, name: str) -> Any:
-        """Content of a JSON file; None where there is none."""
-        data = self.read(name)
-        return None if data is None else json.loads(data)
-
     def result(self) -> TrainingResult | None:
         """The finished run's result."""
-        data = self.read("result.json")
+        data = self.read(_RESULT)
         return None if data is None else TrainingResult.from_json(data)
 
-    def current_attempt(self) -> int:
-        """Number of the attempt that may commit."""
-        found = self.read_json("attempt.json")
-        return 0 if found is None else int(found["attempt"])
+    def record(self) -> RunRecord | None:
+        """The run that the folder holds. Raises `ConfigError` when its record cannot be read."""
+        data = self.read(_RUN)
+        try:
+            return None if data is None else RunRecord.from_json(data)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self.path(_RUN)} cannot be read ({error}).",
+                fix="Use another checkpoint_dir, or resume='never' to replace that run.",
+            ) from error
 
-    def next_attempt(self) -> int:
+    def holds(self, record: RunRecord) -> bool:
+        """Whether the workers have begun this very run."""
+        try:
+            found = self.record()
+        except ConfigError:
+            return False
+        return found is not None and found.id == record.id
+
+    def begin(self, record: RunRecord, files: Mapping[str, str]) -> None:
+        """Make the folder that of `record`'s run: what another run left is removed, `files` are written.
+
+        Called when nothing can be refused any more, since until then the other run stays as it is.
+        """
+        # Without its result a run that goes on for more epochs is not finished.
+        for name in (_RESULT,) if self.holds(record) else _OF_THE_RUN:
+            storage.delete(self.path(name))
+        for name, text in files.items():
+            self.write(name, text)
+        self.write(_RUN, record.to_json())
+
+    def next_attempt(self) -> Attempt:
         """Take over: the attempts before can no longer commit."""
-        attempt = self.current_attempt() + 1
+        found = self._current()
+        attempt = Attempt(1 if found is None else found.number + 1, uuid.uuid4().hex)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        owner = {"attempt": attempt, "host": socket.gethostname(), "pid": os.getpid(), "since": now}
-        self.write("attempt.json", json.dumps(owner))
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
+        self.write(_ATTEMPT, json.dumps({"attempt": attempt.number, "token": attempt.token, **owner}))
         return attempt
+
+    def is_current(self, attempt: Attempt) -> bool:
+        """Whether `attempt` may still commit."""
+        return self._current() == attempt
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Leave no trace of `attempt` in a folder where no run has begun."""
+        if self.read(_RUN) is not None or not self.is_current(attempt):
+            return
+        for name in (_ATTEMPT, _EVENTS):
+            storage.delete(self.path(name))
+        local = storage.local_path(self.uri)
+        if local is not None and local.is_dir() and not any(local.iterdir()):
+            local.rmdir()
 
     def event(self, kind: str, **fields: Any) -> None:
         """Add a line to events.jsonl."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": kind, **fields}, default=str) + "\n"
-        local = storage.local_path(self.path("events.jsonl"))
+        local = storage.local_path(self.path(_EVENTS))
         if local is not None:
             with Path(local).open("a", encoding="utf-8") as file:
                 file.write(line)
             return
         # An object store has no append: the whole small file is put again.
-        self.write("events.jsonl", (self.read("events.jsonl") or b"") + line.encode())
+        self.write(_EVENTS, (self.read(_EVENTS) or b"") + line.encode())
 
-    def clear(self) -> None:
-        """Remove what an earlier run left, its checkpoints included."""
-        for name in ("result.json", "model.keras", *_PARTS, "checkpoints"):
-            storage.delete(self.path(name))
-        local = storage.local_path(self.uri)
-        if local is not None and local.is_dir() and not any(local.iterdir()):
-            local.rmdir()
+    def _current(self) -> Attempt | None:
+        data = self.read(_ATTEMPT)
+        if data is None:
+            return None
+        found = json.loads(data)
+        return Attempt(int(found["attempt"]), str(found.get("token", "")))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dl_on_spark.errors import ConfigError, InputError, TrainingFailed, WorkerFailed
+from dl_on_spark.errors import Cancelled, ConfigError, InputError, TrainingFailed, WorkerFailed
 from dl_on_spark.input_pipeline import SamplePlan
 from dl_on_spark.lake import RowGroups, Schema, Snapshot, Statistics, Table, compute_statistics
 from dl_on_spark.launch import LaunchRequest, Message, launch, preflight
@@ -19,7 +19,7 @@ from dl_on_spark.sync import SyncStrategy, parse_sync
 from dl_on_spark.training.checkpoint import CheckpointStore
 from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
-from dl_on_spark.training.run_folder import RunFolder
+from dl_on_spark.training.run_folder import RunFolder, RunRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +74,7 @@ class Trainer:
         ``validation``: a table, or the share of row groups to hold out. ``global_batch_size``: rows of one
         optimizer step over all workers. ``resume``: "auto" continues a run of the same data, schema,
         strategy, seed and model, and starts afresh otherwise; "must" fails instead; "never" starts afresh.
+        A finished run is not trained again for the same or fewer epochs: its result is returned.
         ``callbacks``: called with the rank on every worker. ``steps_per_execution``: steps of one
         `tf.function` call (default: the compiled model's, or 32).
 
@@ -89,6 +90,14 @@ class Trainer:
         validation_plan = None if held_out is None else self._validation_plan(held_out, global_batch_size)
         folder = RunFolder(str(self.checkpoint_dir))
         folder.check_writable()
+        identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
+        stored = _stored_run(folder, identity, resume)
+        if stored is not None:
+            done = folder.result()
+            if done is not None and stored.epochs >= epochs:
+                logger.info("%s holds the finished run: nothing to train.", folder.uri)
+                return done
+            plan = self._same_batches(SamplePlan.from_json(stored.plan))
         preflight(
             spark,
             self.num_workers,
@@ -97,80 +106,79 @@ class Trainer:
             readable=[snapshot.uri],
             writable=[folder.uri],
         )
-        identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
-        stored = _stored_run(folder, identity, resume)
-        if stored is None:
-            folder.clear()
-        else:
-            done = folder.result()
-            if done is not None and done.epochs >= epochs:
-                return done
-            plan = self._same_batches(SamplePlan.from_json(stored["plan"]))
+        if statistics is None and stored is not None:
             known = folder.read("statistics.json")
-            statistics = statistics or (None if known is None else Statistics.from_json(known.decode()))
+            statistics = None if known is None else Statistics.from_json(known.decode())
         if statistics is None:
             statistics = compute_statistics(spark, snapshot, schema)
-        for name, text in (
-            ("schema.yaml", schema.to_yaml()),
-            ("statistics.json", statistics.to_json()),
-            ("snapshot.json", snapshot.to_json()),
-            ("run.json", json.dumps({"identity": identity, "plan": plan.to_json(), "epochs": epochs})),
-        ):
-            folder.write(name, text)
+        record = RunRecord(identity, plan.to_json(), epochs)
+        if stored is not None:
+            record = replace(record, id=stored.id)
         job = {
             "model": self.model,
             "strategy": strategy,
             "snapshot": snapshot.to_json(),
-            "plan": plan.to_json(),
             "schema": schema.to_dict(),
             "statistics": statistics.to_json(),
             "validation_snapshot": None if held_out is None else held_out.to_json(),
             "validation_plan": None if validation_plan is None else validation_plan.to_json(),
             "callbacks": callbacks,
             "run_folder": folder.uri,
-            "epochs": epochs,
+            "record": record,
             "seed": seed,
             "steps_per_execution": steps_per_execution,
             "checkpoint_every": self.checkpoint_every,
             "keep_checkpoints": _KEEP_CHECKPOINTS,
         }
-        try:
-            with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
-                outcomes, restarts = self._run_attempts(spark, folder, job, progress)
-        except InputError:
-            if stored is None:  # nothing was trained: leave the folder as it was found
-                folder.clear()
-            raise
+        with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
+            outcomes, restarts = self._run_attempts(spark, folder, record, job, progress)
         result = _result(folder, outcomes, restarts, self.num_workers, plan)
         folder.write("result.json", result.to_json())
         folder.event("finished", steps=result.steps, metrics=result.metrics)
         return result
 
     def _run_attempts(
-        self, spark: SparkSession, folder: RunFolder, job: dict[str, Any], progress: TrainingProgress
+        self,
+        spark: SparkSession,
+        folder: RunFolder,
+        record: RunRecord,
+        job: dict[str, Any],
+        progress: TrainingProgress,
     ) -> tuple[list[dict[str, Any]], int]:
         """Launch, and launch again from the last checkpoint after a failure that may not repeat."""
         restarts = 0
         while True:
             attempt = folder.next_attempt()
-            checkpoint = CheckpointStore(folder.uri, attempt, folder.current_attempt).latest()
-            resume_from = None if checkpoint is None else checkpoint.folder.rsplit("/", 1)[-1]
-            folder.event("attempt", attempt=attempt, workers=self.num_workers, resume_from=resume_from)
-            if checkpoint is not None:
-                progress.note(f"resuming from step {checkpoint.manifest.step} ({resume_from})")
+            is_current = functools.partial(folder.is_current, attempt)
+            resume_from = None
+            # Until the workers begin this run, the folder may hold the checkpoints of another one.
+            if folder.holds(record):
+                checkpoint = CheckpointStore(folder.uri, attempt.number, is_current).latest()
+                if checkpoint is not None:
+                    resume_from = checkpoint.folder.rsplit("/", 1)[-1]
+                    progress.note(f"resuming from step {checkpoint.manifest.step} ({resume_from})")
+            folder.event("attempt", attempt=attempt.number, workers=self.num_workers, resume_from=resume_from)
             request = LaunchRequest(
                 num_workers=self.num_workers,
                 entry=_ENTRY,
-                payload=_dumps({**job, "resume_from": resume_from}),
-                attempt=attempt,
+                payload=_dumps({**job, "attempt": attempt, "resume_from": resume_from}),
+                attempt=attempt.number,
                 gpus_per_worker=self.gpus_per_worker,
                 cpus_per_worker=self.cpus_per_worker,
                 deadline_s=self.deadline_s,
             )
             try:
-                return launch(spark, request, lambda message: _hear(message, folder, progress)), restarts
+                outcomes = launch(spark, request, lambda message: _hear(message, folder, progress))
+            except InputError:
+                folder.give_up(attempt)
+                raise
+            except Cancelled:
+                folder.event("cancelled", attempt=attempt.number)
+                raise
             except WorkerFailed as error:
-                folder.event("failed", attempt=attempt, rank=error.rank, host=error.host, message=error.message)
+                folder.event("failed", attempt=attempt.number, rank=error.rank, host=error.host, message=error.message)
+                if not is_current():
+                    raise _taken_over(folder) from error
                 if not error.retryable:
                     raise TrainingFailed(error.message, fix=error.fix) from error
                 if restarts >= self.max_restarts:
@@ -181,6 +189,10 @@ class Trainer:
                     ) from error
                 restarts += 1
                 progress.note(f"{error.message} Restart {restarts} of {self.max_restarts}.")
+            else:
+                if not is_current():
+                    raise _taken_over(folder)
+                return outcomes, restarts
 
     def _check(self, table: Table, schema: Schema, epochs: int, resume: str) -> None:
         if not isinstance(table, Table):
@@ -278,14 +290,22 @@ def _identity(
     }
 
 
-def _stored_run(folder: RunFolder, identity: dict[str, Any], resume: str) -> dict[str, Any] | None:
-    """run.json of the run to continue; None to start afresh."""
-    stored: dict[str, Any] | None = folder.read_json("run.json")
-    if resume == "never" or (stored is None and resume == "auto"):
+def _stored_run(folder: RunFolder, identity: dict[str, Any], resume: str) -> RunRecord | None:
+    """The run to continue; None to start afresh."""
+    if resume == "never":
+        return None
+    try:
+        stored = folder.record()
+    except ConfigError as error:
+        if resume == "must":
+            raise
+        logger.warning("%s Starting afresh.", error.message)
         return None
     if stored is None:
+        if resume == "auto":
+            return None
         raise ConfigError(f"{folder.uri} holds no run to resume.", fix="Use resume='auto' to start one.")
-    different = [key for key, value in identity.items() if stored["identity"].get(key) != value]
+    different = [key for key, value in identity.items() if stored.identity.get(key) != value]
     if not different:
         return stored
     if resume == "must":
@@ -295,6 +315,14 @@ def _stored_run(folder: RunFolder, identity: dict[str, Any], resume: str) -> dic
         )
     logger.warning("%s holds another run (%s differ): starting afresh.", folder.uri, ", ".join(different))
     return None
+
+
+def _taken_over(folder: RunFolder) -> TrainingFailed:
+    """Never restart then: two trainers must not write one run."""
+    return TrainingFailed(
+        f"another trainer has taken over the run in {folder.uri}; this one stops.",
+        fix="Wait for the other one, or give each run its own checkpoint_dir.",
+    )
 
 
 def _dumps(job: dict[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from dl_on_spark.collectives import Communicator
-from dl_on_spark.errors import DLOnSparkError, TrainingFailed
+from dl_on_spark.errors import ConfigError, DLOnSparkError, TrainingFailed
 from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, to_tf_dataset
 from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
 from dl_on_spark.launch import WorkerContext
@@ -28,7 +28,7 @@ from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, 
 from dl_on_spark.training.keras_loop import CursorBox, fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
 from dl_on_spark.training.model_loading import build, load_model_builder, offset_seeds
-from dl_on_spark.training.run_folder import RunFolder
+from dl_on_spark.training.run_folder import Attempt, RunFolder, RunRecord
 
 DEFAULT_STEPS_PER_EXECUTION = 32
 _PROGRESS_EVERY_S = 0.5
@@ -41,15 +41,15 @@ class WorkerJob:
     model: str | Callable[..., Any]
     strategy: SyncStrategy
     snapshot: str
-    plan: str
     schema: dict[str, Any]
     statistics: str | None
     validation_snapshot: str | None
     validation_plan: str | None
     callbacks: Callable[[int], list[Any]] | None
     run_folder: str
+    record: RunRecord
+    attempt: Attempt
     resume_from: str | None
-    epochs: int
     seed: int
     steps_per_execution: int | None
     checkpoint_every: int | None
@@ -68,7 +68,7 @@ class Recorded:
 
 def run(context: WorkerContext, payload: bytes) -> dict[str, Any]:
     """Train, leave the model in the run folder (rank 0), and return plain values for the driver."""
-    job = WorkerJob(**pickle.loads(payload))  # made by our own driver, delivered by Spark as it delivers tasks
+    job = _job_of(payload)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     with Communicator.from_listener(
@@ -83,9 +83,9 @@ class _Worker:
     def __init__(self, context: WorkerContext, job: WorkerJob, comm: Communicator) -> None:
         self._context, self._job, self._comm = context, job, comm
         self._rank, self._world = context.rank, context.world_size
-        self._plan = SamplePlan.from_json(job.plan)
-        self._folder = RunFolder(job.run_folder)
-        self._store = CheckpointStore(self._folder.uri, context.attempt, self._folder.current_attempt)
+        self._plan = SamplePlan.from_json(job.record.plan)
+        folder = self._folder = RunFolder(job.run_folder)
+        self._store = CheckpointStore(folder.uri, job.attempt.number, lambda: folder.is_current(job.attempt))
         self._recorded = Recorded()
         self._sent_at_start = 0
         self._last_steps: tuple[int, float] | None = None  # epoch and time of the execution before
@@ -98,7 +98,7 @@ class _Worker:
         job, rank, world = self._job, self._rank, self._world
         schema = Schema.from_dict(job.schema)
         keras.utils.set_random_seed(job.seed)
-        model = self._model = build(load_model_builder(job.model), schema)
+        model = self._model = build(load_model_builder(job.model), schema, alone=world == 1)
         box = CursorBox(Cursor(0, 0))
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
@@ -110,6 +110,9 @@ class _Worker:
             session = self._session = job.strategy.start(model, self._comm, StepRows(self._plan, rank, world))
             stack.callback(session.close)
             start = self._restore(session)
+            if rank == 0:
+                self._begin(schema)
+            self._comm.barrier()  # nobody writes before the folder is this run's
             callbacks = [] if job.callbacks is None else list(job.callbacks(rank))
             with _first_cause(reader):
                 fit_worker(
@@ -118,7 +121,7 @@ class _Worker:
                     plan=self._plan,
                     comm=self._comm,
                     session=session,
-                    epochs=job.epochs,
+                    epochs=job.record.epochs,
                     start=start,
                     cursor_box=box,
                     validation=validation,
@@ -203,6 +206,14 @@ class _Worker:
             self._comm.broadcast(flat, root=0)
             variable.assign(flat.reshape(variable.shape))
 
+    def _begin(self, schema: Schema) -> None:
+        """Make the folder this run's: every rank has built its model, nothing is refused any more."""
+        self._store.fence()
+        files = {"schema.yaml": schema.to_yaml(), "snapshot.json": self._job.snapshot}
+        if self._job.statistics is not None:
+            files["statistics.json"] = self._job.statistics
+        self._folder.begin(self._job.record, files)
+
     def _steps_per_execution(self) -> int:
         asked = self._job.steps_per_execution or int(getattr(self._model, "steps_per_execution", 1) or 1)
         if asked == 1 and self._job.steps_per_execution is None:
@@ -213,7 +224,7 @@ class _Worker:
         """The cursor to start from, with all state of the checkpoint that the driver chose."""
         if self._job.resume_from is None:
             return Cursor(0, 0)
-        checkpoint: Checkpoint = self._store.verify(self._job.resume_from)
+        checkpoint: Checkpoint = self._store.open(self._job.resume_from)
         shared, own = checkpoint.load(MODEL), checkpoint.load_rank(self._rank)
         state.load_weights(self._model, shared)
         state.load_optimizer(self._model, shared if session.replicas_identical else own)
@@ -250,7 +261,7 @@ class _Worker:
         files = [FileDigest(**file) for one in self._comm.allgather_bytes(told) for file in json.loads(one)]
         if self._rank == 0:
             self._recorded.bytes_sent = self._bytes_sent()
-            attempt, progress = self._context.attempt, asdict(self._recorded)
+            attempt, progress = self._job.attempt.number, asdict(self._recorded)
             self._store.commit(Manifest(step, cursor, attempt, self._world, tuple(files), metrics, progress))
             self._store.prune(self._job.keep_checkpoints, best=_validation_loss)
             self._context.channel.send("checkpoint", step=step)
@@ -260,6 +271,7 @@ class _Worker:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.keras"
             self._model.save(file)
+            self._store.fence()
             storage.write_bytes(self._folder.path("model.keras"), file.read_bytes())
 
     def _diverged(self, what: str) -> TrainingFailed:
@@ -278,7 +290,19 @@ class _Worker:
 def _validation_loss(manifest: Manifest) -> float:
     """Greatest for the best epoch; a checkpoint inside an epoch has no metrics and is never the best."""
     metrics = manifest.metrics
-    return -metrics.get("val_loss", metrics.get("loss", math.inf))
+    loss = metrics.get("val_loss", metrics.get("loss", math.inf))
+    return -math.inf if math.isnan(loss) else -loss
+
+
+def _job_of(payload: bytes) -> WorkerJob:
+    """What our own driver pickled, delivered by Spark as it delivers tasks."""
+    try:
+        return WorkerJob(**pickle.loads(payload))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the worker cannot load the model function or the callbacks ({error}).",
+            fix="Ship their module with --py-files (dl-on-spark package --include FOLDER).",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -44,6 +44,16 @@ def build_no_model():
     return {"not": "a model"}
 
 
+def build_diverging():
+    import keras
+
+    inputs = {name: keras.Input((), name=name) for name in FEATURES}
+    joined = keras.layers.Concatenate()([keras.layers.Reshape((1,))(tensor) for tensor in inputs.values()])
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile(keras.optimizers.SGD(1e20), "mse")
+    return model
+
+
 def build_failing():
     raise ValueError("the user's own mistake")
 
@@ -88,5 +98,22 @@ def stop_early(patience_epochs: int):
         import keras
 
         return [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience_epochs)]
+
+    return callbacks
+
+
+def take_over(run_dir: str):
+    """Another trainer takes the run over, just before the first epoch's checkpoint."""
+
+    def callbacks(rank: int):
+        import keras
+
+        from dl_on_spark.training.run_folder import RunFolder
+
+        class TakeOver(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                RunFolder(run_dir).next_attempt()
+
+        return [TakeOver()]
 
     return callbacks

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dl_on_spark.errors import CheckpointError
 from dl_on_spark.input_pipeline import Cursor
+from dl_on_spark.training import checkpoint
 from dl_on_spark.training.checkpoint import MODEL, CheckpointStore, Manifest, rank_file
+from tests.training.put_only_store import PutOnlyStore
 
 
-def store(folder: Path, attempt: int = 1, current: int | None = None) -> CheckpointStore:
-    return CheckpointStore(str(folder), attempt, lambda: attempt if current is None else current)
+def store(folder: Path | str, attempt: int = 1, *, current: bool = True) -> CheckpointStore:
+    return CheckpointStore(str(folder), attempt, lambda: current)
 
 
 def save(into: CheckpointStore, step: int, *, world: int = 2, attempt: int = 1, loss: float = 1.0) -> None:
@@ -73,7 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
 
 def test_a_stale_attempt_cannot_commit_and_the_later_attempt_wins(tmp_path: Path) -> None:
     save(store(tmp_path, attempt=2), 10, attempt=2)
-    stale = store(tmp_path, attempt=1, current=2)
+    stale = store(tmp_path, attempt=1, current=False)
     with pytest.raises(CheckpointError, match="attempt 1 is stale"):
         save(stale, 20)
     found = store(tmp_path, attempt=3).latest()
@@ -98,14 +104,82 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert left == ["step-00000020-a001", "step-00000030-a001", "step-00000040-a001"]
 
 
-def test_a_newer_format_and_a_path_out_of_the_folder_are_refused_by_name(tmp_path: Path) -> None:
+def test_pruning_survives_a_damaged_manifest_and_removes_what_earlier_attempts_left(tmp_path: Path) -> None:
+    save(store(tmp_path), 10)
+    save(store(tmp_path), 20)
+    (tmp_path / "checkpoints" / "step-00000020-a001" / "manifest.json").write_text("{")
+    store(tmp_path).put(30, MODEL, {"w": np.zeros(3)})
+    later = store(tmp_path, attempt=2)
+    save(later, 15, attempt=2)
+    later.put(18, rank_file(1), {})
+    later.prune(2, best=lambda manifest: -manifest.metrics["loss"])
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step-00000010-a001", "step-00000015-a002", "step-00000018-a002"]
+
+
+def test_a_newer_format_is_refused_by_name_and_never_passed_over_for_an_older_checkpoint(
+    tmp_path: Path,
+) -> None:
     saved = store(tmp_path)
     save(saved, 10)
-    manifest = tmp_path / "checkpoints" / "step-00000010-a001" / "manifest.json"
-    text = manifest.read_text()
-    manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    with pytest.raises(CheckpointError, match="format 99; this version reads up to 1"):
-        saved.verify("step-00000010-a001")
-    manifest.write_text(text.replace(MODEL, "../../secret"))
+    files = (saved.put(20, MODEL, {}),)
+    saved.commit(Manifest(20, Cursor(0, 20), 1, 1, files, format=99))
+    for find in (saved.latest, lambda: saved.verify("step-00000020-a001")):
+        with pytest.raises(CheckpointError, match=r"step-00000020-a001 has checkpoint format 99; .* reads up to 1"):
+            find()
+
+
+def test_a_path_out_of_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    saved = store(tmp_path)
+    files = (checkpoint.FileDigest("../../secret", 1, "0" * 64),)
+    saved.commit(Manifest(10, Cursor(0, 10), 1, 1, files))
     with pytest.raises(CheckpointError, match=r"names the file '\.\./\.\./secret'"):
         saved.verify("step-00000010-a001")
+
+
+@settings(max_examples=150, deadline=None)
+@given(file=st.sampled_from(["manifest.json", MODEL, "rank-0001.safetensors"]), data=st.data())
+def test_no_flipped_bit_and_no_lost_end_is_ever_taken_for_a_checkpoint(file: str, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = store(folder)
+        save(saved, 10)
+        save(saved, 20)
+        whole = saved.open("step-00000020-a001")
+        path = Path(whole.folder, file)
+        content = path.read_bytes()
+        place = data.draw(st.integers(0, len(content) - 1), label="place")
+        if data.draw(st.booleans(), label="truncate"):
+            damaged = content[:place]
+        else:
+            flipped = content[place] ^ (1 << data.draw(st.integers(0, 7), label="bit"))
+            damaged = content[:place] + bytes([flipped]) + content[place + 1 :]
+        path.write_bytes(damaged)
+        found = saved.latest()
+        assert found is not None
+        if found.manifest.step == 20:  # a change of white space in the manifest changes nothing
+            assert file == "manifest.json"
+            assert json.loads(damaged) == json.loads(content)
+            assert found == whole
+        else:
+            assert float(found.load(MODEL)["weight/0000/w"][0, 0]) == 10.0
+
+
+def test_a_store_without_rename_append_or_random_writes_holds_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = PutOnlyStore.mounted(monkeypatch).objects
+    saved = store("store://bucket/run")
+    for step in (10, 20, 30):
+        save(saved, step)
+    saved.put(40, MODEL, {"w": np.zeros(3)})
+    found = saved.latest()
+    assert found is not None
+    assert (found.manifest.step, int(found.load_rank(1)["seed"][1])) == (30, 30)
+    objects["bucket/run/checkpoints/step-00000030-a001/model.safetensors"] = b""
+    found = saved.latest()
+    assert found is not None
+    assert found.manifest.step == 20
+    saved.prune(2)
+    assert {key.split("/")[3] for key in objects} == {
+        "step-00000020-a001",
+        "step-00000030-a001",
+        "step-00000040-a001",
+    }

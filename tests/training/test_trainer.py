@@ -13,11 +13,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
+from dl_on_spark.lake import RowGroups, Snapshot
 from dl_on_spark.sync import Nesterov
+from dl_on_spark.training.trainer import _split as split
 from tests.cluster import REPOSITORY
 from tests.training import models
 
@@ -76,6 +80,36 @@ def assert_same_history(one: TrainingResult, other: TrainingResult) -> None:
         np.testing.assert_allclose(other.history[name], values, rtol=1e-6, err_msg=name)
 
 
+def attempts(run_dir: str | Path) -> list[str | None]:
+    """What each attempt resumed from."""
+    events = [json.loads(line) for line in Path(run_dir, "events.jsonl").read_text().splitlines()]
+    return [event["resume_from"] for event in events if event["event"] == "attempt"]
+
+
+def contents(run_dir: str | Path) -> dict[str, bytes]:
+    """All files of a run but the record of attempts."""
+    files = [path for path in Path(run_dir).rglob("*") if path.is_file()]
+    return {str(path): path.read_bytes() for path in files if path.name not in {"events.jsonl", "attempt.json"}}
+
+
+def assert_no_worker_is_left() -> None:
+    """No worker runs, and what has ended is reaped by its parent in time."""
+    ended = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+        except psutil.ZombieProcess:
+            # Not the shell of spark-class: the JVM inherits and never reaps it, in any Spark program.
+            if process.name().startswith("python"):
+                ended.append(process)
+        except psutil.NoSuchProcess:
+            continue
+        else:
+            assert "launch.child" not in command, command
+    _, unreaped = psutil.wait_procs(ended, timeout=20)
+    assert not unreaped, [(process, process.parent()) for process in unreaped]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(spark: SparkSession, table: str, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     return fit(spark, table, tmp_path_factory.mktemp("undisturbed") / "run", validation=open_table(table))
@@ -96,10 +130,14 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
 @pytest.mark.faults
 @pytest.mark.parametrize("sync", ["allreduce", LocalSGD(every=4, outer=Nesterov(0.7, 0.9))])
 def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
-    spark: SparkSession, table: str, tmp_path: Path, sync: Any
+    spark: SparkSession, table: str, tmp_path: Path, sync: Any, undisturbed: TrainingResult
 ) -> None:
     options = {"sync": sync, "steps_per_execution": 2, "checkpoint_every": 6}
-    expected = fit(spark, table, tmp_path / "calm", **options)
+    if sync == "allreduce":  # its weights do not depend on where checkpoints are taken
+        expected, options["validation"] = undisturbed, open_table(table)
+    else:  # slots, dropout's random state and outer momentum differ from rank to rank
+        options["model"] = f"{MODELS}:build_with_dropout_and_batch_norm"
+        expected = fit(spark, table, tmp_path / "calm", **options)
     killer = models.kill_once(str(tmp_path / "killed"), rank_to_kill=1, step=9)
     result = fit(spark, table, tmp_path / "killed-run", callbacks=killer, **options)
     assert (tmp_path / "killed").exists()
@@ -107,9 +145,8 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
     assert result.steps == expected.steps
     assert_same_weights(expected, result, 0.0)
     assert_same_history(expected, result)
-    events = [json.loads(line) for line in Path(result.run_dir, "events.jsonl").read_text().splitlines()]
-    assert [e["resume_from"] for e in events if e["event"] == "attempt"] == [None, "step-00000006-a001"]
-    assert not [p for p in psutil.Process().children(recursive=True) if "launch.child" in " ".join(p.cmdline())]
+    assert attempts(result.run_dir) == [None, "step-00000006-a001"]
+    assert_no_worker_is_left()
 
 
 def test_a_run_stopped_at_an_epochs_end_goes_on_as_if_undisturbed(
@@ -124,6 +161,13 @@ def test_a_run_stopped_at_an_epochs_end_goes_on_as_if_undisturbed(
     assert_same_history(undisturbed, second)
     again = fit(spark, table, tmp_path / "run", epochs=2, validation=validation)
     assert again == second
+    for name in ("result.json", "model.keras"):  # as if killed after the last step, before the model was saved
+        Path(second.run_dir, name).unlink()
+    saved = fit(spark, table, tmp_path / "run", epochs=2, validation=validation, resume="must")
+    assert (saved.steps, saved.epochs) == (second.steps, second.epochs)
+    assert Path(saved.model_path).is_file()
+    assert_same_weights(second, saved, 0.0)
+    assert_same_history(second, saved)
 
 
 def test_a_run_goes_on_with_another_number_of_workers(
@@ -133,14 +177,6 @@ def test_a_run_goes_on_with_another_number_of_workers(
     fit(spark, table, tmp_path / "run", epochs=1, validation=validation, num_workers=1)
     resumed = fit(spark, table, tmp_path / "run", epochs=2, validation=validation, num_workers=2, resume="must")
     assert_same_weights(undisturbed, resumed, 1e-4)
-
-
-def test_random_state_and_batch_statistics_survive_a_resume(spark: SparkSession, table: str, tmp_path: Path) -> None:
-    model = f"{MODELS}:build_with_dropout_and_batch_norm"
-    expected = fit(spark, table, tmp_path / "calm", model=model)
-    fit(spark, table, tmp_path / "run", model=model, epochs=1)
-    resumed = fit(spark, table, tmp_path / "run", model=model, epochs=2, resume="must")
-    assert_same_weights(expected, resumed, 0.0)
 
 
 def test_a_users_error_on_one_rank_is_the_first_thing_shown_and_ends_the_run(
@@ -156,9 +192,36 @@ def test_a_users_error_on_one_rank_is_the_first_thing_shown_and_ends_the_run(
     assert "java" not in caught.value.message.lower()
 
 
-def test_callbacks_decide_alike_on_all_ranks(spark: SparkSession, table: str, tmp_path: Path) -> None:
-    result = fit(spark, table, tmp_path / "run", epochs=6, callbacks=models.stop_early(2))
+def test_callbacks_decide_alike_on_all_ranks_and_a_run_they_stopped_is_finished(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    options = {"epochs": 6, "callbacks": models.stop_early(2)}
+    result = fit(spark, table, tmp_path / "run", **options)
     assert result.epochs == 3
+    assert fit(spark, table, tmp_path / "run", **options) == result
+    assert attempts(result.run_dir) == [None]
+
+
+@pytest.mark.faults
+def test_a_trainer_whose_run_another_one_took_over_stops_and_leaves_it_alone(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(TrainingFailed, match="another trainer has taken over"):
+        fit(spark, table, run, num_workers=1, callbacks=models.take_over(str(run)))
+    assert json.loads((run / "attempt.json").read_text())["attempt"] == 2
+    assert attempts(run) == [None]
+    assert not list(run.glob("checkpoints/*/manifest.json"))
+    assert not (run / "model.keras").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run_at_once_with_the_way_out(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingFailed, match=r"training diverged: the loss of epoch 1 is (nan|inf)") as caught:
+        fit(spark, table, tmp_path / "run", num_workers=1, model=f"{MODELS}:build_diverging")
+    assert "learning rate" in str(caught.value.fix)
+    assert attempts(tmp_path / "run") == [None]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +236,33 @@ def test_a_model_that_cannot_be_trained_is_refused_and_leaves_nothing(
     spark: SparkSession, table: str, tmp_path: Path, model: str, said: str
 ) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        fit(spark, table, tmp_path / "run", model=f"{MODELS}:{model}")
+        fit(spark, table, tmp_path / "run", model=f"{MODELS}:{model}", num_workers=1)
     assert caught.value.exit_code == 2
     assert caught.value.fix
     assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_run_leaves_the_one_that_it_would_have_replaced(
+    spark: SparkSession, table: str, undisturbed: TrainingResult
+) -> None:
+    folder, before = Path(undisturbed.run_dir), contents(undisturbed.run_dir)
+    with pytest.raises(InputError, match="is not compiled"):
+        fit(spark, table, folder, model=f"{MODELS}:build_uncompiled", num_workers=1, resume="never")
+    assert contents(folder) == before
+    assert fit(spark, table, folder, validation=open_table(table)) == undisturbed
+
+
+@given(rows=st.lists(st.integers(1, 50), min_size=2, max_size=40), share=st.floats(0.01, 0.99))
+def test_a_held_out_share_is_whole_row_groups_that_training_does_not_see(rows: list[int], share: float) -> None:
+    numbers = np.arange(len(rows))
+    groups = RowGroups(numbers, numbers, np.array(rows), np.array(rows), np.array(rows))
+    snapshot = Snapshot("table", "parquet", None, (), groups, pa.schema([]), None, None, "0" * 64)
+    kept, held_out = split(snapshot, share)
+    assert sorted([*kept.row_groups.file, *held_out.row_groups.file]) == list(numbers)
+    assert min(kept.num_row_groups, held_out.num_row_groups) > 0
+    assert abs(held_out.rows - share * sum(rows)) <= max(rows)
+    assert len({part.fingerprint for part in (snapshot, kept, held_out)}) == 3
+    assert split(snapshot, share)[1].fingerprint == held_out.fingerprint
 
 
 def test_bad_input_is_refused_before_launch_and_leaves_nothing(spark: SparkSession, table: str, tmp_path: Path) -> None:

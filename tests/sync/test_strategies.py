@@ -1,0 +1,77 @@
+"""Strategies as values: their text, their limits, their formulas. No TensorFlow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dl_on_spark.errors import ConfigError
+from dl_on_spark.sync import Allreduce, LocalSGD, Momentum, Nesterov, SyncStrategy, parse_sync
+
+rates = st.floats(1e-6, 10, allow_nan=False)
+momenta = st.floats(0, 1, exclude_max=True)
+outers = st.none() | st.builds(Momentum, rates, momenta) | st.builds(Nesterov, rates, momenta)
+local = st.builds(LocalSGD, every=st.integers(1, 10**6), outer=outers, start_at=st.integers(0, 10**6))
+
+
+@given(local | st.builds(Allreduce, bucket_mb=st.floats(1e-6, 1e6)))
+def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
+    assert parse_sync(str(strategy)) == strategy
+    assert parse_sync(strategy) is strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("allreduce", Allreduce()),
+        (" local_sgd ", LocalSGD()),
+        ("allreduce:compress=none", Allreduce()),
+        ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
+        ("local_sgd:outer=momentum(1, 0.5),start_at=3", LocalSGD(outer=Momentum(1.0, 0.5), start_at=3)),
+        ("local_sgd:outer=none", LocalSGD()),
+    ],
+)
+def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
+    assert parse_sync(text) == strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("allreduse", "Did you mean 'allreduce'"),
+        ("local_sgd:evry=3", "Did you mean 'every'"),
+        ("local_sgd:every=0", "every=0"),
+        ("local_sgd:every=1.5", "every=1.5"),
+        ("local_sgd:every", "is not option=value"),
+        ("local_sgd:every=often", "every=often is not a number"),
+        ("local_sgd:start_at=-1", "start_at=-1"),
+        ("local_sgd:outer=adam(0.1)", "'adam' is unknown"),
+        ("local_sgd:outer=nesterov(0.7,1.5)", "momentum from 0 to below 1"),
+        ("local_sgd:outer=momentum(0)", "learning rate above 0"),
+        ("allreduce:compress=fp16", "no compress='fp16'"),
+        ("allreduce:bucket_mb=0", "bucket_mb=0"),
+        ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
+    ],
+)
+def test_a_wrong_text_is_refused_with_the_way_out(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_sync(text)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("outer", [Momentum(0.9, 0.5), Nesterov(0.7, 0.9)])
+def test_an_outer_step_goes_towards_the_mean_of_the_replicas(outer: Any) -> None:
+    start, mean = np.float64([1.0, -2.0]), np.float64([0.5, 0.0])
+    step = outer.apply(start - mean, np.zeros(2))
+    assert np.all(np.sign(-step) == np.sign(mean - start))
+
+
+def test_strategies_are_made_without_tensorflow() -> None:
+    code = "import sys, dl_on_spark.sync as s; s.Allreduce(); sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
