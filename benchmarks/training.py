@@ -1,6 +1,6 @@
 """Training speed: our workers against plain Keras `fit` on the same table, in one run, as ratios.
 
-    python benchmarks/training.py [--rows N] [--batch 256] [--epochs 4] [--repeats 3] [--json]
+    python benchmarks/training.py [--rows N] [--batch 1024] [--epochs 3] [--repeats 3] [--json]
 
 Each worker is pinned to one core and has one thread; so is the plain Keras process it is compared with
 (the unpinned one is shown beside it). Rows per second are those of the epochs after the first, which
@@ -140,9 +140,9 @@ def run_trainer(spark, table: Path, work: Path, args, *, workers: int, sync: str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--batch", type=int, default=256, help="rows per worker and step")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--batch", type=int, default=1024, help="rows per worker and step")
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=2, metavar=("TABLE", "WORK"), help=argparse.SUPPRESS)

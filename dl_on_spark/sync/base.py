@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,26 +84,45 @@ class SyncSession(ABC):
 
 
 class FlatVariables:
-    """Variables as one flat float array, for one exchange of all of them."""
+    """Variables as one flat float array, for one exchange of all of them.
+
+    Reading and writing are one `tf.function` call each: an eager operation a variable would cost more than
+    the exchange of a small model.
+    """
 
     def __init__(self, variables: list[Any]) -> None:
         self.variables = variables
         wide = any(str(v.dtype) == "float64" for v in variables)
         self.dtype = np.dtype(np.float64 if wide else np.float32)
-        self.sizes = [int(np.prod(v.shape)) for v in variables]
+        self._sizes = [math.prod(v.shape) for v in variables]
+        self._read: Any = None
+        self._write: Any = None
+        if variables:
+            self._read, self._write = self._functions()
 
     def read(self) -> npt.NDArray[Any]:
         """Values of all variables, one after the other: shape (sum of sizes,)."""
-        if not self.variables:
+        if self._read is None:
             return np.zeros(0, self.dtype)
-        return np.concatenate([np.asarray(v).astype(self.dtype, copy=False).reshape(-1) for v in self.variables])
+        return np.array(self._read())
 
     def write(self, flat: npt.NDArray[Any]) -> None:
         """Assign what `read` gave."""
-        at = 0
-        for variable, size in zip(self.variables, self.sizes, strict=True):
-            variable.assign(flat[at : at + size].reshape(variable.shape))
-            at += size
+        if self._write is not None:
+            self._write(flat)
+
+    def _functions(self) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        def read() -> Any:
+            return tf.concat([tf.reshape(tf.cast(v.value, self.dtype), [-1]) for v in self.variables], 0)
+
+        def write(flat: Any) -> None:
+            for variable, part in zip(self.variables, tf.split(flat, self._sizes), strict=True):
+                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+        signature = [tf.TensorSpec([sum(self._sizes)], self.dtype)]
+        return tf.function(read), tf.function(write, input_signature=signature)
 
 
 def running_statistics(model: keras.Model) -> list[Any]:
