@@ -33,15 +33,25 @@ def run(
         metrics = Metrics.from_json(storage.read_bytes(storage.join(folder, METRICS)))
     except FileNotFoundError as error:
         raise InputError(f"{folder} was not evaluated.", fix="Run the evaluate job first.") from error
+    if metrics.model != candidate.digest:
+        raise InputError(
+            f"{folder} was trained again after its evaluation: {METRICS} is of another model.",
+            fix="Run the evaluate job again.",
+        )
     registry = Registry(config.data_path(config.registry), config.name)
     current = registry.current()
     before = None
     if current is not None and current.lineage["model_sha256"] != candidate.digest:
         before = evaluate(spark, SavedModel.load(current.folder), held_out(config, date))
+        if before.snapshot != metrics.snapshot:
+            raise InputError(
+                f"the held-out rows of {folder} changed after its evaluation: it would be compared on other rows.",
+                fix="Run the evaluate job again.",
+            )
     decision = decide(metrics, before, config.gate)
     if not decision.passed and force_reason is None:
         raise GateRefused(
-            f"the gate refuses {folder}: {decision.reasons[0]}.",
+            f"the gate refuses {folder}: {'; '.join(decision.failures)}.",
             fix="The current model stays. Publish all the same with --force 'reason', which is recorded.",
         )
     names = ("model.keras", "schema.yaml", "statistics.json", METRICS)

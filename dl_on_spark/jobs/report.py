@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dl_on_spark.config import PipelineConfig
+from dl_on_spark.errors import InputError
 from dl_on_spark.jobs.days import DaySplit
 from dl_on_spark.jobs.evaluate import METRICS
 from dl_on_spark.lake import Snapshot, storage
@@ -29,19 +30,24 @@ def write(
     names: Sequence[str],
     single_process: str | None = None,
 ) -> None:
-    """Write the page on `runs` (folders of finished, evaluated runs) to `output`."""
+    """Write the page on `runs` (folders of finished, evaluated runs) to `output`.
+
+    Raises `InputError` for a run that is not finished or not evaluated.
+    """
+    if not runs:
+        raise InputError("a report needs a run.", fix="Run the training job first.")
     days = DaySplit.of(config, date)
-    results = [TrainingResult.from_json(storage.read_bytes(storage.join(run, "result.json"))) for run in runs]
+    results = [TrainingResult.from_json(_read(run, "result.json", "training")) for run in runs]
     on_page = [
         RunOnPage(name, result.rows_per_second, _metrics(run), result.history)
         for run, name, result in zip(runs, names, results, strict=True)
     ]
     if single_process is not None:
-        alone = json.loads(storage.read_bytes(storage.join(single_process, "single_process.json")))
+        alone = json.loads(_read(single_process, "single_process.json", "single-process training"))
         on_page.append(
             RunOnPage("single process", alone["rows_per_second"], _metrics(single_process), alone["history"])
         )
-    snapshot = Snapshot.from_json(storage.read_bytes(storage.join(runs[0], "snapshot.json")).decode())
+    snapshot = Snapshot.from_json(_read(runs[0], "snapshot.json", "training").decode())
     first = results[0]
     page = Page(
         title=f"{config.name}: {date.isoformat()}",
@@ -57,12 +63,12 @@ def write(
                 ("fingerprint", snapshot.fingerprint),
             ],
             "Runs": [
-                *((f"{name}: steps", f"{result.steps:,}") for name, result in zip(names, results, strict=True)),
-                *(
-                    (f"{name}: sent between workers", f"{result.bytes_sent / 1e6:,.1f} MB")
-                    for name, result in zip(names, results, strict=True)
-                ),
-                *((f"{name}: restarts", str(r.restarts)) for name, r in zip(names, results, strict=True)),
+                (
+                    name,
+                    f"{result.steps:,} steps, {result.bytes_sent / 1e6:,.1f} MB between the workers, "
+                    f"{result.restarts} restarts",
+                )
+                for name, result in zip(names, results, strict=True)
             ],
             "Settings": [
                 ("model", config.training.model),
@@ -75,13 +81,25 @@ def write(
             ],
         },
         commands=tuple(
-            f"spark-submit --py-files dl_on_spark.zip jobs/train.py --config pipeline.yaml --date {date} "
-            f"--set training.sync={name}"
-            for name in names
+            f"spark-submit --py-files dl_on_spark.zip jobs/{job}.py --config pipeline.yaml --date {date}{options}"
+            for job, options in _jobs(names, days)
         ),
     )
     render(page, str(output))
 
 
+def _jobs(names: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:
+    """(job, options) that repeat the runs `names` and judge them."""
+    runs = [(job, f" --set training.sync={name}") for name in names for job in ("train", "evaluate")]
+    return [("etl", f" --start-date {days.first}"), *runs]
+
+
 def _metrics(folder: str) -> Metrics:
-    return Metrics.from_json(storage.read_bytes(storage.join(folder, METRICS)))
+    return Metrics.from_json(_read(folder, METRICS, "evaluate"))
+
+
+def _read(folder: str, name: str, job: str) -> bytes:
+    try:
+        return storage.read_bytes(storage.join(folder, name))
+    except FileNotFoundError as error:
+        raise InputError(f"{folder} holds no {name}.", fix=f"Run the {job} job first.") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dl_on_spark.registry.evaluate import Metrics, evaluate, metrics_of
+from dl_on_spark.registry.evaluate import evaluate
 from dl_on_spark.registry.gate import Decision, decide
+from dl_on_spark.registry.metrics import Metrics, metrics_of
 from dl_on_spark.registry.predictions import SavedModel
 from dl_on_spark.registry.versions import Registry, Version
 

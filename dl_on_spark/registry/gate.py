@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dl_on_spark.config import GateConfig
-from dl_on_spark.errors import ConfigError
-from dl_on_spark.registry.evaluate import Metrics
+from dl_on_spark.errors import ConfigError, InputError
+from dl_on_spark.registry.metrics import Metrics
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``reasons``: what was compared, one sentence each; those that failed come first."""
+    """``reasons``: what was compared, one sentence each; the ``failures`` come first."""
 
-    passed: bool
     reasons: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failures
 
 
 def decide(candidate: Metrics, current: Metrics | None, gate: GateConfig) -> Decision:
     """Compare the candidate with floor, constant-rate baseline and the current model, on the same rows.
 
-    Raises `ConfigError` for a metric that the evaluation does not have.
+    A value that is not finite never passes. Raises `ConfigError` for a metric that the evaluation does not
+    have, `InputError` when the rows are of one class and the metric is the AUC.
     """
     name, value = gate.metric, _value(candidate, gate.metric)
     sign = 1.0 if gate.direction == "max" else -1.0
     checks: list[tuple[bool, str]] = []
+    if not math.isfinite(value):
+        odd = (f"{name} is {value}",)
+        return Decision(odd, odd)
     if gate.floor is not None:
         word = "at least" if sign > 0 else "at most"
         checks.append((sign * (value - gate.floor) >= 0, f"{name} {value:.4f}; {word} {gate.floor:.4f} is asked for"))
@@ -49,12 +59,14 @@ def decide(candidate: Metrics, current: Metrics | None, gate: GateConfig) -> Dec
             )
         )
     ordered = sorted(checks, key=lambda check: check[0])
-    return Decision(all(passed for passed, _ in checks), tuple(reason for _, reason in ordered))
+    return Decision(tuple(reason for _, reason in ordered), tuple(reason for passed, reason in ordered if not passed))
 
 
 def _value(metrics: Metrics, name: str) -> float:
     value = getattr(metrics, name, None)
     if not isinstance(value, float):
+        if name == "auc" and metrics.log_loss is not None:
+            raise InputError("the held-out rows have one class only: no AUC.", fix="Hold out more days.")
         known = [key for key, found in vars(metrics).items() if isinstance(found, float)]
         raise ConfigError(f"gate.metric {name!r} is not among the metrics.", fix=f"Known: {', '.join(known)}.")
     return value

@@ -106,6 +106,10 @@ def _predictor(saved: SavedModel, preprocessor: Preprocessor) -> Callable[[dict[
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")
+        # Tasks of an executor run side by side: each keeps to the cores that Spark gave it.
+        cores = _cores_of_the_task()
+        tf.config.threading.set_intra_op_parallelism_threads(cores)
+        tf.config.threading.set_inter_op_parallelism_threads(cores)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.keras"
             file.write_bytes(data)
@@ -126,6 +130,13 @@ def _predictor(saved: SavedModel, preprocessor: Preprocessor) -> Callable[[dict[
     _loaded.clear()  # one model at a time: versions follow each other
     _loaded[saved.digest] = predict
     return predict
+
+
+def _cores_of_the_task() -> int:
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return max(1, task.cpus()) if task is not None else 1
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ class Registry:
         earlier = [n for n in known if n < current.number]
         target = number if number is not None else (earlier[-1] if earlier else None)
         if target is None or target not in known:
-            what = "an earlier version" if target is None else f"version {target}"
+            what = "earlier version" if target is None else f"version {target}"
             raise InputError(
                 f"model {self._name!r} has no {what}; it has {known}, current is {current.number}.",
                 fix="Name one of these with --version.",
@@ -90,11 +90,12 @@ class Registry:
         return Version(number, folder, lineage)
 
     def _claim(self) -> int:
-        """A version number that no other publisher has: the making of its folder decides."""
-        taken = [
-            int(p.split("/")[0]) for p in storage.list_files(storage.join(self._root, "versions")) if p[0].isdigit()
-        ]
-        number = max(taken, default=0) + 1
+        """A version number that no other publisher has: the making of its folder decides.
+
+        An object store has no such step: there, publish a model from one place at a time.
+        """
+        folders = {path.split("/")[0] for path in storage.list_files(storage.join(self._root, "versions"))}
+        number = max((int(name) for name in folders if name.isdigit()), default=0) + 1
         while True:
             local = storage.local_path(self._folder(number))
             if local is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 
 from dl_on_spark.lake import storage
-from dl_on_spark.registry.evaluate import Metrics
+from dl_on_spark.registry.metrics import Metrics
 from dl_on_spark.report.plots import calibration_plot, learning_curves, throughput_bars
 
 
@@ -38,14 +38,28 @@ def render(page: Page, output: str) -> None:
     """Write the page to `output`, complete or not at all."""
     trained = [run for run in page.runs if run.history]
     histories = {run.name: run.history for run in trained}
+    bins = {run.name: run.metrics.calibration for run in page.runs if run.metrics.calibration}
     plots = {
-        "Loss by epoch": learning_curves(histories, "loss"),
+        **({"Loss by epoch": learning_curves(histories, "loss")} if trained else {}),
         **({"AUC by epoch": learning_curves(histories, "auc")} if any("auc" in r.history for r in trained) else {}),
-        "Calibration on the held-out days": calibration_plot({run.name: run.metrics.calibration for run in page.runs}),
+        **({"Calibration on the held-out days": calibration_plot(bins)} if bins else {}),
         "Throughput": throughput_bars({run.name: run.rows_per_second for run in page.runs}),
     }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    html = environment.get_template("page.html").render(page=page, plots=plots, baseline=page.runs[0].metrics)
+    html = environment.get_template("page.html").render(
+        page=page, plots=plots, baseline=page.runs[0].metrics, best=_best([run.metrics for run in page.runs])
+    )
     storage.write_bytes(output, html.encode())
+
+
+def _best(metrics: Sequence[Metrics]) -> dict[str, float | None]:
+    """The best value of each metric; None where no run has it."""
+
+    def among(name: str, choose: Callable[[Iterable[float]], float]) -> float | None:
+        values = [value for found in metrics if (value := getattr(found, name)) is not None]
+        return choose(values) if values else None
+
+    errors = ("log_loss", "mean_squared_error", "mean_absolute_error")
+    return {"auc": among("auc", max), **{name: among(name, min) for name in errors}}

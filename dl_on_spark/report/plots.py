@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dl_on_spark.registry.evaluate import CalibrationBin
+from dl_on_spark.registry.metrics import CalibrationBin
 
 _COLOURS = ("#2f6fde", "#e0872e", "#2f9e62", "#b04bb0")
 # Text and axes take the page's text colour, in dark and in light.
@@ -16,7 +17,7 @@ _INK = "#7a7a01"
 def learning_curves(histories: Mapping[str, Mapping[str, Sequence[float]]], metric: str) -> str:
     """`metric` by epoch for each run: solid on training rows, dashed on validation rows."""
     figure, axes = _figure()
-    for colour, (name, history) in zip(_COLOURS, histories.items(), strict=False):
+    for colour, (name, history) in zip(itertools.cycle(_COLOURS), histories.items(), strict=False):
         for key, style, what in ((metric, "-", "training"), (f"val_{metric}", "--", "held out")):
             if key in history:
                 epochs = range(1, len(history[key]) + 1)
@@ -31,13 +32,13 @@ def calibration_plot(bins: Mapping[str, Sequence[CalibrationBin]]) -> str:
     """Observed rate against mean score, by run; the dotted diagonal is perfect."""
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], ":", color=_INK, label="perfect")
-    for colour, (name, found) in zip(_COLOURS, bins.items(), strict=False):
+    for colour, (name, found) in zip(itertools.cycle(_COLOURS), bins.items(), strict=False):
         x, y = [b.mean_score for b in found], [b.observed_rate for b in found]
         axes.plot(x, y, "-", color=colour, marker="o", markersize=4, label=name)
     axes.set_xlabel("predicted probability")
     axes.set_ylabel("observed rate")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set_xlim(-0.02, 1.02)  # room for the markers at the ends
+    axes.set_ylim(-0.02, 1.02)
     return _svg(figure, axes)
 
 
@@ -45,7 +46,12 @@ def throughput_bars(rows_per_second: Mapping[str, float]) -> str:
     """Rows per second by run."""
     figure, axes = _figure()
     names = list(rows_per_second)
-    bars = axes.barh(names, list(rows_per_second.values()), color=_COLOURS[: len(names)], height=0.55)
+    bars = axes.barh(
+        names,
+        list(rows_per_second.values()),
+        color=list(itertools.islice(itertools.cycle(_COLOURS), len(names))),
+        height=0.55,
+    )
     labels = axes.bar_label(bars, labels=[f"{value:,.0f}" for value in rows_per_second.values()], padding=4)
     for label in labels:
         label.set_color(_INK)
@@ -71,7 +77,7 @@ def _figure() -> tuple[Any, Any]:
 
 def _svg(figure: Any, axes: Any, legend: bool = True) -> str:
     if legend:
-        axes.legend(frameon=False, fontsize=8, labelcolor=_INK)
+        axes.legend(frameon=False, handlelength=3.2, fontsize=8, labelcolor=_INK)
     axes.tick_params(colors=_INK, labelsize=8)
     for spine in axes.spines.values():
         spine.set_color(_INK)

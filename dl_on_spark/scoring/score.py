@@ -50,7 +50,7 @@ def score(
 
     snapshot = table.snapshot()
     keys = [field.name for field in model.schema.keys]
-    kept = [*keys, date_column]
+    kept = list(dict.fromkeys([*keys, date_column]))
     for name in kept:
         if name not in snapshot.schema.names:
             raise TableError(

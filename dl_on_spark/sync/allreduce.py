@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dl_on_spark.errors import ConfigError
+from dl_on_spark.errors import ConfigError, ModelError
 from dl_on_spark.sync.base import FlatVariables, StepRows, SyncSession, SyncStrategy, running_statistics
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class AllreduceSession(SyncSession):
         self._model, self._comm, self._rows = model, comm, rows
         self._statistics = FlatVariables(running_statistics(model))
         self._step = self._agreed = 0
+        self._reductions = 0  # of the step that is being traced
         self._optimizer: Any = model.optimizer
         self.in_graph = comm.world_size > 1
         own_apply = self._optimizer.apply
@@ -69,6 +70,17 @@ class AllreduceSession(SyncSession):
 
         # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
         object.__setattr__(self._optimizer, "apply", apply)
+
+    def begin_step(self) -> None:
+        self._reductions = 0
+
+    def end_step(self) -> None:
+        if self.in_graph and self._model.trainable_weights and not self._reductions:
+            self.failure = ModelError(
+                "allreduce: this model's train_step trains past model.optimizer, so workers would drift apart.",
+                fix="Apply the gradients with model.optimizer.apply, or use LocalSGD.",
+            )
+            raise self.failure
 
     def steps_until_exchange(self, step: int) -> int | None:
         return None
@@ -103,13 +115,15 @@ class AllreduceSession(SyncSession):
             wide = tf.float64 if any(t.dtype == tf.float64 for _, t in bucket) else tf.float32
             sizes = [t.shape.num_elements() for _, t in bucket]
             flat = tf.concat([tf.reshape(tf.cast(t, wide), [-1]) for _, t in bucket], 0)
-            exchange = self._first_bucket if number == 0 else self._other_bucket
+            # A train_step may apply more than once; all of that is one step of the plan.
+            exchange = self._first_bucket if number == self._reductions == 0 else self._other_bucket
             with tf.control_dependencies(before):  # the same order on all ranks
                 total = tf.numpy_function(exchange, [flat], wide)
             total.set_shape([sum(sizes)])
             before = [total]
             for i, (_, own), part in zip(chosen, bucket, tf.split(total, sizes), strict=True):
                 reduced[i] = tf.cast(tf.reshape(part, own.shape), own.dtype)
+        self._reductions += bool(present)
         return reduced
 
     def _buckets(self, tensors: Sequence[Any]) -> list[list[tuple[int, Any]]]:

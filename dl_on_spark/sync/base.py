@@ -54,7 +54,7 @@ class SyncSession(ABC):
     replicas_identical: bool
     #: Whether the exchange is part of the step's graph, which XLA then cannot compile.
     in_graph: bool = False
-    #: The exchange's own error: TensorFlow turns it into text.
+    #: The session's own error: TensorFlow turns it into text, or wraps it.
     failure: BaseException | None = None
 
     @abstractmethod
@@ -68,6 +68,12 @@ class SyncSession(ABC):
     @abstractmethod
     def finish_epoch(self, step: int) -> None:
         """Make the replicas agree: an epoch or a checkpoint ends after `step` steps."""
+
+    def begin_step(self) -> None:  # noqa: B027 - most strategies need nothing here
+        """A step is traced, or run eagerly, from here on."""
+
+    def end_step(self) -> None:  # noqa: B027 - most strategies need nothing here
+        """The step is traced, or run. Raises `ModelError` where the strategy had no part in it but must."""
 
     def set_step(self, step: int) -> None:  # noqa: B027 - most strategies need nothing here
         """Go on after `step` steps, as a resumed run does."""
@@ -126,6 +132,6 @@ class FlatVariables:
 
 
 def running_statistics(model: keras.Model) -> list[Any]:
-    """Non-trainable float weights that follow the data, such as batch-norm statistics; no random state."""
-    trainable = {id(variable) for variable in model.trainable_weights}
-    return [v for v in model.weights if id(v) not in trainable and "float" in str(v.dtype)]
+    """Float weights made to follow the data, such as batch-norm statistics; no frozen layers, no random state."""
+    following = {id(v) for layer in model._flatten_layers() for v in layer._non_trainable_variables}
+    return [v for v in model.weights if id(v) in following and "float" in str(v.dtype)]

@@ -82,7 +82,7 @@ def fit_worker(
             shuffle=False,  # the plan shuffles
             verbose=0,
         )
-    except tf.errors.OpError as error:
+    except Exception as error:
         if session.failure is not None:
             raise session.failure from error
         raise
@@ -116,7 +116,7 @@ class _StepLoop:
         # Keras resets metrics when an epoch begins; those of a resumed epoch are put back then.
         self._metrics = [np.array(v) for v in metric_variables(model)] if start.step else []
         box.cursor = start
-        self._steps = _steps_function(model, compiled=bool(model.jit_compile) and not session.in_graph)
+        self._steps = _steps_function(model, session)
 
     def execute(self, _iterator: Any) -> Any:
         """Run the steps of one execution that are still to be done, and return the last step's logs."""
@@ -162,17 +162,25 @@ class _StepLoop:
         return logs
 
 
-def _steps_function(model: keras.Model, compiled: bool) -> Callable[[Any, Any], Any]:
+def _steps_function(model: keras.Model, session: SyncSession) -> Callable[[Any, Any], Any]:
     """(iterator, n) -> logs of the last of n steps, traced once for every n and batch size."""
+
+    def train_step(data: Any) -> Any:
+        session.begin_step()
+        logs = model.train_step(data)
+        session.end_step()
+        return logs
+
     if model.run_eagerly:
 
         def eager(iterator: Any, count: Any) -> Any:
             for _ in range(int(count)):
-                logs = model.train_step(next(iterator))
+                logs = train_step(next(iterator))
             return logs
 
         return eager
-    one_step = tf.function(model.train_step, jit_compile=compiled, reduce_retracing=True)
+    compiled = bool(model.jit_compile) and not session.in_graph
+    one_step = tf.function(train_step, jit_compile=compiled, reduce_retracing=True)
 
     @tf.function(reduce_retracing=True)
     def several(iterator: Any, count: Any) -> Any:

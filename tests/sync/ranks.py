@@ -52,12 +52,18 @@ def models() -> dict[str, Any]:
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return {"own_loss": loss}
 
+    class TwoSteps(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            return {**logs, **super().train_step(data)}
+
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0)
     return {
         "heavy ball": lambda: build(keras.optimizers.SGD(0.1, momentum=0.9)),
         "adam, clipped": lambda: build(keras.optimizers.Adam(0.01, global_clipnorm=0.1)),
         "loss scale": lambda: build(scaled),
         "own step": lambda: build(kind=OwnStep),
+        "two steps a batch": lambda: build(kind=TwoSteps),
     }
 
 
@@ -78,6 +84,8 @@ def run(comm: Communicator, pipe: Connection) -> dict[str, Any]:
         model = make()
         done(name, trained(Allreduce(), model))
         found[name, "wrapped"] = "apply" in vars(model.optimizer)
+    done("past the optimizer", _refusal(lambda: trained(Allreduce(), build(kind=past_optimizer()))))
+    done("frozen", [trained(s, _frozen())[:3] for s in (Allreduce(), LocalSGD(every=1))])
     done("small buckets", trained(Allreduce(bucket_mb=1e-4)))
     done("allreduce", trained(Allreduce()))
     done("every step", trained(LocalSGD(every=1)))
@@ -98,6 +106,45 @@ def run(comm: Communicator, pipe: Connection) -> dict[str, Any]:
             done(("alone", name), trained(Allreduce(), make(), alone()))
         done(("alone", "allreduce"), trained(Allreduce(), None, alone()))
     return found
+
+
+def past_optimizer() -> Any:
+    """A kind of model that updates its weights by hand."""
+    import keras
+
+    class Past(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            import tensorflow as tf
+
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            for grad, variable in zip(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True
+            ):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(grad))
+            return {"own_loss": loss}
+
+    return Past
+
+
+def _refusal(action: Any) -> tuple[str, str]:
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "none", ""
+
+
+def _frozen() -> Any:
+    """All weights but the output's stay as they are."""
+    import keras
+
+    model = build()
+    for layer in model.layers[:-1]:
+        layer.trainable = False
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    return model
 
 
 def _still() -> Any:

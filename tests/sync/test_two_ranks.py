@@ -12,7 +12,7 @@ from tests.sync import ranks
 from tests.training.worlds import PLAN
 
 Found = list[dict[Any, Any]]
-SAME_AS_ONE = ["heavy ball", "adam, clipped", "loss scale", "own step"]
+SAME_AS_ONE = ["heavy ball", "adam, clipped", "loss scale", "own step", "two steps a batch"]
 AGREE = [*SAME_AS_ONE, "local", "nesterov", "batch norm", "batch norm, local"]
 
 
@@ -48,6 +48,19 @@ def test_all_ranks_end_with_the_same_bits(found: Found, name: str) -> None:
 @pytest.mark.parametrize("name", SAME_AS_ONE)
 def test_the_optimizer_is_its_own_again_after_the_run(found: Found, name: str) -> None:
     assert not found[0][name, "wrapped"]
+
+
+def test_a_model_that_trains_past_its_optimizer_is_refused(found: Found) -> None:
+    for rank in found:
+        kind, text = rank["past the optimizer"]
+        assert kind == "ModelError"
+        assert "past model.optimizer" in text
+
+
+def test_frozen_weights_keep_every_bit(found: Found) -> None:
+    for after in found[0]["frozen"]:
+        for one, other in zip(after, ranks.build().get_weights()[:3], strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_buckets_change_no_sum(found: Found) -> None:

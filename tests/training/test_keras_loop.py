@@ -159,6 +159,21 @@ def _load(loss: Any, schema: Schema, **options: Any) -> Any:
     return checked(lambda: build(loss=loss), schema, **options)
 
 
+def test_a_model_with_a_second_optimizer_is_refused_by_the_attribute_s_name() -> None:
+    import keras
+
+    from dl_on_spark.training.model_loading import build as checked
+
+    def two_optimizers() -> Any:
+        model = build()
+        model.critic_optimizer = keras.optimizers.SGD(0.1)
+        return model
+
+    fields = {"x": {"type": "float", "role": "feature"}}
+    with pytest.raises(ModelError, match="critic_optimizer"):
+        checked(two_optimizers, Schema.from_dict({"name": "plain", "fields": fields}))
+
+
 def test_a_loss_that_is_no_mean_over_rows_is_refused_unless_the_worker_is_alone() -> None:
     import keras
 

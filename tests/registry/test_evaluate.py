@@ -1,0 +1,91 @@
+"""Evaluation on Spark: the saved model's own schema and statistics, exact or tallied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dl_on_spark.errors import InputError, ModelError, TableError
+from dl_on_spark.lake import open_table
+from dl_on_spark.registry import SavedModel, evaluate
+from dl_on_spark.registry.metrics import area_under_curve
+from tests.registry.saved_models import expected_scores, linear, save_run, write_day
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRAIN, TEST = "date = '2024-01-01'", "date = '2024-01-02'"
+TRAIN_X, TEST_X = [1.0, 2.0, 3.0, 6.0], [10.0, -4.0, 3.0, 2.0, 5.0, 3.0, 0.5]
+TEST_Y = [1, 0, 0, 1, 1, 1, 0]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    folder = tmp_path / "table of clicks"
+    write_day(folder, "2024-01-01", TRAIN_X, [0, 1, 0, 0])
+    write_day(folder, "2024-01-02", TEST_X, TEST_Y)
+    return folder
+
+
+def test_scores_are_those_of_the_training_rows_preprocessing(spark: SparkSession, tmp_path: Path, table: Path) -> None:
+    save_run(spark, tmp_path / "run", table, TRAIN, linear)
+    model = SavedModel.load(str(tmp_path / "run"))
+    found = evaluate(spark, model, open_table(table).where(TEST))
+    scores, truth = expected_scores(TEST_X, np.mean(TRAIN_X), np.std(TRAIN_X)), np.array(TEST_Y)
+    assert found.rows == 7
+    assert found.auc == pytest.approx(area_under_curve(truth, scores))
+    assert found.mean_squared_error == pytest.approx(np.square(scores - truth).mean(), rel=1e-5)
+    assert found.baseline_rate == 0.25
+    assert found.baseline_log_loss == pytest.approx(-(4 * np.log(0.25) + 3 * np.log(0.75)) / 7)
+    assert found.model == model.digest
+    assert found.snapshot == open_table(table).where(TEST).snapshot().fingerprint
+
+
+def test_a_table_too_large_to_collect_gives_the_same_metrics(spark: SparkSession, tmp_path: Path, table: Path) -> None:
+    save_run(spark, tmp_path / "run", table, TRAIN, linear)
+    model, rows = SavedModel.load(str(tmp_path / "run")), open_table(table).where(TEST)
+    exact, tallied = evaluate(spark, model, rows), evaluate(spark, model, rows, exact_rows=6)
+    assert tallied.auc is not None and exact.auc is not None
+    assert abs(tallied.auc - exact.auc) <= tallied.auc_error
+    for name in ("rows", "snapshot", "model", "base_rate", "baseline_rate", "accuracy"):
+        assert getattr(tallied, name) == getattr(exact, name), name
+    assert tallied.log_loss == pytest.approx(exact.log_loss)
+    assert len(tallied.calibration) == len(exact.calibration)
+
+
+@pytest.mark.parametrize("exact_rows", [100, 0])
+def test_a_model_that_diverged_is_refused(spark: SparkSession, tmp_path: Path, table: Path, exact_rows: int) -> None:
+    save_run(spark, tmp_path / "run", table, TRAIN, lambda: linear(float("nan")))
+    with pytest.raises(ModelError, match="not finite"):
+        evaluate(spark, SavedModel.load(str(tmp_path / "run")), open_table(table).where(TEST), exact_rows=exact_rows)
+
+
+@pytest.mark.parametrize("exact_rows", [100, 0])
+def test_a_model_with_two_outputs_is_refused(spark: SparkSession, tmp_path: Path, table: Path, exact_rows: int) -> None:
+    save_run(spark, tmp_path / "run", table, TRAIN, lambda: linear(outputs=2))
+    with pytest.raises(ModelError, match="2 numbers a row"):
+        evaluate(spark, SavedModel.load(str(tmp_path / "run")), open_table(table).where(TEST), exact_rows=exact_rows)
+
+
+@pytest.mark.parametrize("exact_rows", [100, 0])
+def test_null_labels_are_refused(spark: SparkSession, tmp_path: Path, table: Path, exact_rows: int) -> None:
+    write_day(table, "2024-01-03", [1.0, 2.0], [1, None])
+    save_run(spark, tmp_path / "run", table, TRAIN, linear)
+    model = SavedModel.load(str(tmp_path / "run"))
+    with pytest.raises(InputError, match="'y' has nulls"):
+        evaluate(spark, model, open_table(table).where("date = '2024-01-03'"), exact_rows=exact_rows)
+
+
+def test_a_day_without_rows_says_so(spark: SparkSession, tmp_path: Path, table: Path) -> None:
+    save_run(spark, tmp_path / "run", table, TRAIN, linear)
+    model = SavedModel.load(str(tmp_path / "run"))
+    with pytest.raises(TableError, match="matches no rows"):
+        evaluate(spark, model, open_table(table).where("date = '2030-01-01'"))
+
+
+def test_a_folder_without_a_model_says_train_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no finished model.*Run the training job first"):
+        SavedModel.load(str(tmp_path))

@@ -1,0 +1,92 @@
+"""The registry: complete versions only, exclusive numbers, and the way back."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dl_on_spark.errors import InputError
+from dl_on_spark.registry import Registry
+
+DEADLINE_S = 60
+
+
+def _publish(root: Path, model: str) -> int:
+    files = {"model.keras": model.encode() * 1000, "metrics.json": b"{}"}
+    return Registry(str(root), "m").publish(files, {"model_sha256": model}).number
+
+
+def test_versions_count_up_and_the_last_is_current(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), "m")
+    assert registry.current() is None and registry.versions() == []
+    assert [_publish(tmp_path, "a"), _publish(tmp_path, "b")] == [1, 2]
+    current = registry.current()
+    assert current is not None and current.number == 2 and current.lineage == {"model_sha256": "b"}
+    assert (Path(current.folder) / "model.keras").read_bytes() == b"b" * 1000
+
+
+def test_publishing_the_same_model_again_gives_the_same_version(tmp_path: Path) -> None:
+    assert [_publish(tmp_path, m) for m in ("a", "b", "a")] == [1, 2, 1]
+    current = Registry(str(tmp_path), "m").current()
+    assert current is not None and current.number == 1
+
+
+def test_an_interrupted_publication_leaves_the_current_model(tmp_path: Path) -> None:
+    _publish(tmp_path, "a")
+    torn: dict[str, Any] = {"model.keras": b"half", "metrics.json": None}
+    with pytest.raises(TypeError):
+        Registry(str(tmp_path), "m").publish(torn, {"model_sha256": "b"})
+    registry = Registry(str(tmp_path), "m")
+    current = registry.current()
+    assert current is not None and current.number == 1
+    assert [version.number for version in registry.versions()] == [1]
+    assert _publish(tmp_path, "b") == 3  # the torn folder keeps its number
+
+
+def test_rollback_goes_one_back_or_to_the_version_named(tmp_path: Path) -> None:
+    for model in "abc":
+        _publish(tmp_path, model)
+    registry = Registry(str(tmp_path), "m")
+    assert registry.roll_back().number == 2
+    assert registry.roll_back(3).number == 3
+    assert registry.roll_back(1).number == 1
+    with pytest.raises(InputError, match="no earlier version"):
+        registry.roll_back()
+    with pytest.raises(InputError, match=r"no version 9.*\[1, 2, 3\]"):
+        registry.roll_back(9)
+    pointer = json.loads((tmp_path / "m" / "current.json").read_text())
+    assert pointer["version"] == 1 and pointer["by"]
+
+
+def test_rollback_without_a_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no version yet"):
+        Registry(str(tmp_path), "m").roll_back()
+
+
+def test_publishers_at_the_same_time_get_numbers_of_their_own(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(2)
+    publishers = [context.Process(target=_publish_many, args=(tmp_path, who, start)) for who in "ab"]
+    for process in publishers:
+        process.start()
+    for process in publishers:
+        process.join(DEADLINE_S)
+        assert process.exitcode == 0
+    registry = Registry(str(tmp_path), "m")
+    found = registry.versions()
+    assert len({version.number for version in found}) == len(found) == 20
+    for version in found:
+        expected = version.lineage["model_sha256"].encode() * 1000
+        assert (Path(version.folder) / "model.keras").read_bytes() == expected
+    current = registry.current()
+    assert current is not None and current in found
+
+
+def _publish_many(root: Path, who: str, start: Any) -> None:
+    start.wait(DEADLINE_S)
+    for number in range(10):
+        _publish(root, f"{who}{number}")
