@@ -281,6 +281,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
+        from dl_on_spark.launch.barrier import input_error
+
+        bad_input = input_error(error)
+        if bad_input is not None:
+            _show_error(bad_input)
+            sys.exit(bad_input.exit_code)
         _show_spark_error(error)
         sys.exit(1)
 

@@ -67,7 +67,7 @@ def run(
         "gate": list(decision.reasons),
         "forced": force_reason if not decision.passed else None,
     }
-    version = registry.publish(files, lineage)
+    version = registry.publish(files, lineage, instead_of=None if current is None else current.number)
     return {
         "version": version.number,
         "folder": version.folder,

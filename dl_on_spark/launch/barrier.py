@@ -16,7 +16,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dl_on_spark.errors import PreflightError
+from dl_on_spark import errors
+from dl_on_spark.errors import InputError, PreflightError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,6 +180,21 @@ def worker_profile(spark: SparkSession, gpus_per_worker: int, cpus_per_worker: i
         requests = requests.resource("gpu", gpus_per_worker)
     profile: ResourceProfile = ResourceProfileBuilder().require(requests).build
     return profile
+
+
+def input_error(error: BaseException) -> InputError | None:
+    """The `InputError` that a Spark task raised over the user's rows or model; None for any other failure.
+
+    Spark hands on a Python task's exception as text, whose last line is ``module.Class: message``.
+    """
+    name, _, message = plain_cause(error)[0].partition(": ")
+    module, _, kind = name.rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    if not (isinstance(found, type) and issubclass(found, InputError)):
+        return None
+    told = found.__new__(found)
+    errors.DLOnSparkError.__init__(told, message)
+    return told
 
 
 def plain_cause(error: BaseException) -> tuple[str, str | None]:

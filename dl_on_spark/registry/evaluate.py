@@ -85,8 +85,8 @@ def _tallied(spark: SparkSession, model: SavedModel, snapshot: Snapshot, label: 
 
     frame = map_predictions(spark, model, snapshot, [label], result, f"{SPARK_SCHEMA}, outputs int")
     sums = [F.sum(name).alias(name) for name in SUMS]
-    merged = frame.groupBy(*KEYS).agg(*sums, F.max("outputs").alias("outputs")).toArrow()
-    found = {name: merged.column(name).to_numpy() for name in (*KEYS, *SUMS, "outputs")}
+    merged = frame.groupBy(*KEYS).agg(*sums, F.max("outputs").alias("outputs")).collect()
+    found = {name: np.array([row[name] for row in merged]) for name in (*KEYS, *SUMS, "outputs")}
     _refuse_several_outputs(int(found["outputs"].max()))
     _refuse_unknown(snapshot, label, bool(np.isnan(found["labels"]).any()), not np.isfinite(found["absolutes"]).all())
     return metrics_of_tally(found, model.statistics.label_means[label])

@@ -6,9 +6,12 @@ models/<name>/current.json      {"version": v, ...}, replaced in one step
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import getpass
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,9 @@ from dl_on_spark.lake import storage
 
 _LINEAGE = "lineage.json"
 _CURRENT = "current.json"
+_LOCK = ".current.lock"
+_LOCK_DEADLINE_S = 30.0  # the pointer moves within milliseconds
+_ANY = -1
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,17 @@ class Registry:
         self._name = name
         self._root = storage.join(root, name)
 
-    def publish(self, files: dict[str, bytes], lineage: dict[str, Any]) -> Version:
+    def publish(self, files: dict[str, bytes], lineage: dict[str, Any], *, instead_of: int | None = _ANY) -> Version:
         """Add a version and make it current; publishing the same model again gives the same version.
 
         ``lineage["model_sha256"]`` identifies the model. The lineage file is written last: a version without
-        it is not complete and never becomes current.
+        it is not complete and never becomes current. ``instead_of``: the version (None: no version) that the
+        gate compared the model with. Raises `InputError` when another one became current meanwhile: then
+        the pointer stays, and of two publishers one wins.
         """
         same = [v for v in self.versions() if v.lineage["model_sha256"] == lineage["model_sha256"]]
         version = same[-1] if same else self._add(files, lineage)
-        self._point(version.number, lineage.get("forced"))
+        self._point(version.number, lineage.get("forced"), instead_of)
         return version
 
     def versions(self) -> list[Version]:
@@ -58,27 +66,32 @@ class Registry:
 
     def current(self) -> Version | None:
         """The version that scoring uses; None before the first publication."""
-        try:
-            pointer = json.loads(storage.read_bytes(storage.join(self._root, _CURRENT)))
-        except FileNotFoundError:
+        number = self._current_number()
+        if number is None:
             return None
-        return self._version(int(pointer["version"]))
+        try:
+            return self._version(number)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"version {number} of model {self._name!r} is current, but its folder is not whole ({error}).",
+                fix="Go back to a whole one: dl-on-spark rollback.",
+            ) from error
 
     def roll_back(self, number: int | None = None) -> Version:
         """Make version `number` (default: the one before the current) the current one."""
-        current = self.current()
+        current = self._current_number()  # not `current`: the way back must not need a whole current version
         if current is None:
             raise InputError(f"model {self._name!r} has no version yet.", fix="Publish one first.")
         known = [version.number for version in self.versions()]
-        earlier = [n for n in known if n < current.number]
+        earlier = [n for n in known if n < current]
         target = number if number is not None else (earlier[-1] if earlier else None)
         if target is None or target not in known:
             what = "earlier version" if target is None else f"version {target}"
             raise InputError(
-                f"model {self._name!r} has no {what}; it has {known}, current is {current.number}.",
+                f"model {self._name!r} has no {what}; it has {known}, current is {current}.",
                 fix="Name one of these with --version.",
             )
-        self._point(target, None)
+        self._point(target, None, current)
         return self._version(target)
 
     def _add(self, files: dict[str, bytes], lineage: dict[str, Any]) -> Version:
@@ -107,7 +120,51 @@ class Registry:
             except FileExistsError:
                 number += 1
 
-    def _point(self, number: int, forced: str | None) -> None:
+    def _point(self, number: int, forced: str | None, instead_of: int | None) -> None:
+        with self._pointer_lock():
+            found = self._current_number()
+            if instead_of != _ANY and found not in (instead_of, number):
+                raise InputError(
+                    f"version {found} of model {self._name!r} became current while version {number} was on its way.",
+                    fix="Run the job again: it compares with that version.",
+                )
+            self._write_pointer(number, forced)
+
+    @contextlib.contextmanager
+    def _pointer_lock(self) -> Iterator[None]:
+        """One process at a time on a file system; the kernel frees the lock of one that dies.
+
+        An object store has none: there, publish a model from one place at a time.
+        """
+        import fcntl
+
+        local = storage.local_path(self._root)
+        if local is None:
+            yield
+            return
+        local.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _LOCK_DEADLINE_S
+        with (local / _LOCK).open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise InputError(
+                            f"{file.name} is held by another publication for {_LOCK_DEADLINE_S:g} s.",
+                            fix="End that job, or wait for it, and run this one again.",
+                        ) from error
+                    time.sleep(0.02)
+            yield
+
+    def _current_number(self) -> int | None:
+        try:
+            return int(json.loads(storage.read_bytes(storage.join(self._root, _CURRENT)))["version"])
+        except FileNotFoundError:
+            return None
+
+    def _write_pointer(self, number: int, forced: str | None) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         pointer = {"version": number, "since": now, "by": _user(), "forced": forced}
         storage.write_bytes(storage.join(self._root, _CURRENT), json.dumps(pointer).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def throughput_bars(rows_per_second: Mapping[str, float]) -> str:
 def _figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(4.4, 2.9), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, color=_INK)
@@ -77,8 +78,14 @@ def _figure() -> tuple[Any, Any]:
 
 def _svg(figure: Any, axes: Any, legend: bool = True) -> str:
     if legend:
-        axes.legend(frameon=False, handlelength=3.2, fontsize=8, labelcolor=_INK)
-    axes.tick_params(colors=_INK, labelsize=8)
+        # Below the axes: inside, it hides lines once there are several runs.
+        names = axes.get_legend_handles_labels()[1]
+        columns = 1 if any(len(name) > 24 for name in names) else 2
+        figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(names) / columns))
+        figure.legend(
+            loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2, fontsize=9, labelcolor=_INK
+        )
+    axes.tick_params(colors=_INK, labelsize=9)
     for spine in axes.spines.values():
         spine.set_color(_INK)
     for label in (axes.xaxis.label, axes.yaxis.label):

@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dl_on_spark.errors import ModelError, TableError
+from dl_on_spark.errors import ModelError, SchemaError, TableError
 from dl_on_spark.lake import Table
 from dl_on_spark.lake.writes import write_partitions
 from dl_on_spark.registry.predictions import SavedModel, map_predictions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_OWN_COLUMNS = ("score", "model_version")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,18 @@ def score(
 
     snapshot = table.snapshot()
     keys = [field.name for field in model.schema.keys]
+    if not keys:
+        raise SchemaError(
+            f"{model.schema.source} has no key: its scores would belong to no row.",
+            fix="Give the columns that name a row the role key, and train again.",
+        )
     kept = list(dict.fromkeys([*keys, date_column]))
     for name in kept:
+        if name in _OWN_COLUMNS:
+            raise SchemaError(
+                f"{model.schema.source}: column {name!r} has the name of a column that scoring adds.",
+                fix="Rename it in the feature table.",
+            )
         if name not in snapshot.schema.names:
             raise TableError(
                 f"{snapshot.uri} has no column {name!r}, which the scores are kept by.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_rollback_goes_one_back_or_to_the_version_named(tmp_path: Path) -> None:
         registry.roll_back(9)
     pointer = json.loads((tmp_path / "m" / "current.json").read_text())
     assert pointer["version"] == 1 and pointer["by"]
+
+
+def test_a_current_version_that_was_removed_is_named_and_rollback_still_works(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), "m")
+    for model in "ab":
+        _publish(tmp_path, model)
+    shutil.rmtree(tmp_path / "m" / "versions" / "2")
+    with pytest.raises(InputError, match=r"version 2 .* not whole.*rollback"):
+        registry.current()
+    assert registry.roll_back().number == 1
+
+
+def test_a_publisher_that_was_compared_with_another_version_does_not_move_the_pointer(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), "m")
+    registry.publish({"model.keras": b"a"}, {"model_sha256": "a"}, instead_of=None)
+    with pytest.raises(InputError, match=r"version 1 .* became current while version 2 .*Run the job again"):
+        registry.publish({"model.keras": b"b"}, {"model_sha256": "b"}, instead_of=None)
+    current = registry.current()
+    assert current is not None and current.number == 1
+    again = registry.publish({"model.keras": b"b"}, {"model_sha256": "b"}, instead_of=1)
+    assert again.number == 2 and registry.current() == again
 
 
 def test_rollback_without_a_version_is_refused(tmp_path: Path) -> None:

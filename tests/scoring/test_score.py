@@ -10,10 +10,11 @@ import pytest
 from pyspark.errors import PythonException
 
 from dl_on_spark.errors import SchemaError, TableError
-from dl_on_spark.lake import RowGroupDecoder, open_table
+from dl_on_spark.lake import RowGroupDecoder, Schema, open_table
+from dl_on_spark.launch.barrier import input_error
 from dl_on_spark.registry import SavedModel
 from dl_on_spark.scoring import ScoreReport, score
-from tests.registry.saved_models import expected_scores, linear, save_run, write_day
+from tests.registry.saved_models import SCHEMA_YAML, expected_scores, linear, save_run, write_day
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +98,30 @@ def test_what_cannot_be_scored_says_why_and_writes_nothing(
         without = open_table(tmp_path / "table").select(["id", "x", "date"])
         score(spark, model, 1, without, str(tmp_path / "scores"))
     assert not (tmp_path / "scores").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"), [("role: key", "role: feature", "no key"), ("  id:", "  score:", "'score'")]
+)
+def test_scores_that_could_not_be_told_apart_are_refused(
+    spark: SparkSession, model: SavedModel, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    other = SavedModel(model.folder, Schema.from_yaml(SCHEMA_YAML.replace(old, new)), model.statistics, model.digest)
+    with pytest.raises(SchemaError, match=said):
+        _score(spark, other, tmp_path, "date = '2024-01-01'")
+    assert not (tmp_path / "scores").exists()
+
+
+def test_what_a_task_says_of_the_rows_is_an_input_error(spark: SparkSession, model: SavedModel, tmp_path: Path) -> None:
+    strict = Schema.from_yaml(SCHEMA_YAML.replace(", nulls: {fill: 0}", ""))
+    write_day(tmp_path / "table", "2024-01-02", [1.0, None], None)
+    with pytest.raises(Exception, match="worker") as raised:
+        _score(spark, SavedModel(model.folder, strict, model.statistics, model.digest), tmp_path, "date = '2024-01-02'")
+    told = input_error(raised.value)
+    assert told is not None and told.exit_code == 2
+    assert "'x'" in told.message and "Traceback" not in told.message
+    assert input_error(ValueError("dl_on_spark.errors.TrainingFailed: no")) is None
+    assert not list((tmp_path / "scores").rglob("*.parquet"))
 
 
 def test_a_model_file_that_changed_after_it_was_chosen_is_not_used(
