@@ -59,6 +59,7 @@ def run(
         "days": len(report.written.partitions),
         "rows": report.written.rows,
         "rejected": report.rejected,
+        "missing": {name: [str(day) for day in days] for name, days in report.missing.items()},
         "quarantine": config.data_path(config.etl.quarantine),
         "checks": [check.to_dict() for check in report.checks],
     }

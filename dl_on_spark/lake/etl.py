@@ -24,7 +24,7 @@ from dl_on_spark.lake.checks import (
 )
 from dl_on_spark.lake.ddl import fits
 from dl_on_spark.lake.schema import Schema
-from dl_on_spark.lake.sources import SOURCE_FILE, Source, read_source
+from dl_on_spark.lake.sources import SOURCE_FILE, Source, missing_days, read_source
 from dl_on_spark.lake.storage import join, write_bytes
 from dl_on_spark.lake.writes import WriteReport, write_partitions
 
@@ -36,12 +36,13 @@ Transform = Callable[["SparkSession", dict[str, "DataFrame"], datetime.date, dat
 
 @dataclass(frozen=True)
 class EtlReport:
-    """What one ETL run read, rejected and wrote."""
+    """What one ETL run read, rejected and wrote. ``missing``: by source, the days without a file."""
 
     first: datetime.date
     last: datetime.date
     checks: tuple[CheckReport, ...]
     written: WriteReport
+    missing: dict[str, list[datetime.date]]
 
     @property
     def rejected(self) -> int:
@@ -54,6 +55,7 @@ class EtlReport:
             "first": self.first.isoformat(),
             "last": self.last.isoformat(),
             "checks": [check.to_dict() for check in self.checks],
+            "missing": {name: [day.isoformat() for day in days] for name, days in self.missing.items()},
             "partitions": [
                 {"name": p.name, "rows": p.rows, "bytes": p.bytes, "files": p.files} for p in self.written.partitions
             ],
@@ -76,11 +78,15 @@ def run_etl(
 ) -> EtlReport:
     """Process the days `first` to `last`; running it again leaves the same bytes of data.
 
-    The quality report is left beside the data in ``_quality/``. Raises `DataContractError` before
-    anything is written when more than `max_rejected` of a table's rows are rejected, and `SchemaError`
-    when the transform's columns are not those of `schema`.
+    A day that has no rows any more loses its partition, unless a source has no file for it: then what
+    an earlier run wrote stays. The quality report is left beside the data in ``_quality/``. Raises
+    `DataContractError` before anything is written when more than `max_rejected` of a table's rows are
+    rejected, and `SchemaError` when the transform's columns are not those of `schema`.
     """
     days = [first + datetime.timedelta(days=i) for i in range((last - first).days + 1)]
+    absent = {source.name: missing_days(source, first, last) for source in sources}
+    missing = {name: found for name, found in absent.items() if found}
+    complete = [day for day in days if not any(day in found for found in missing.values())]
     reports: list[CheckReport] = []
     rejects: list[tuple[str, DataFrame]] = []
     with contextlib.ExitStack() as cached:
@@ -108,11 +114,11 @@ def run_etl(
             )
         keys = [field.name for field in schema.keys]
         written = write_partitions(
-            good, table, partition_by=date_column, sort_by=keys, rows_per_file=rows_per_file, replaces=days
+            good, table, partition_by=date_column, sort_by=keys, rows_per_file=rows_per_file, replaces=complete
         )
         for name, rows in rejects:
-            _quarantine(rows, join(quarantine, name), date_column, days)
-    report = EtlReport(first, last, tuple(reports), written)
+            _quarantine(rows, join(quarantine, name), date_column, days, replaces=complete)
+    report = EtlReport(first, last, tuple(reports), written, missing)
     write_bytes(join(table, "_quality", f"{first}_{last}.json"), json.dumps(report.to_dict(), indent=1).encode())
     return report
 
@@ -139,14 +145,16 @@ def _as_schema(rows: DataFrame, schema: Schema) -> DataFrame:
     return rows.select(*(F.col(f"`{f.name}`").cast(types[f.name]).alias(f.name) for f in schema.fields))
 
 
-def _quarantine(rows: DataFrame, uri: str, date_column: str, days: Sequence[datetime.date]) -> None:
+def _quarantine(
+    rows: DataFrame, uri: str, date_column: str, days: Sequence[datetime.date], replaces: Sequence[datetime.date]
+) -> None:
     """Keep rejected rows with their reasons, by day; a day that has none any more loses its folder."""
     from pyspark.sql import functions as F
 
     if date_column not in rows.columns:
         rows = rows.withColumn(date_column, F.lit(days[-1]))
     rows = rows.where(F.col(date_column).isin(*days))  # days read for lookback belong to another run
-    write_partitions(rows, uri, partition_by=date_column, replaces=days)
+    write_partitions(rows, uri, partition_by=date_column, replaces=replaces)
 
 
 @contextlib.contextmanager

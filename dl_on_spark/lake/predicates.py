@@ -6,6 +6,7 @@ are known (`outcomes`, for pruning), and which rows are true (`expression`, an A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -51,11 +52,16 @@ class Compare:
             return frozenset(found | {True, False})
         possible = _compare_range(self.operator, known.low, known.high, self.value)
         if pa.types.is_floating(self.type):  # NaN is in no statistics; Spark orders it above all numbers
-            possible |= {self.operator in {">", ">=", "!="}}
+            possible |= {True, False} if _is_nan(self.value) else {self.operator in {">", ">=", "!="}}
         return frozenset(found | possible)
 
     def expression(self) -> pc.Expression:
         column = pc.field(self.column)
+        if _is_nan(self.value):  # to Spark, NaN equals itself and is above all numbers
+            nan = pc.is_nan(column)
+            if self.operator in {"<=", ">"}:
+                return nan | ~nan if self.operator == "<=" else nan & ~nan
+            return nan if self.operator in {"=", ">="} else ~nan
         if pa.types.is_floating(self.type) or isinstance(self.value, float):
             column, literal = column.cast(pa.float64()), pa.scalar(float(self.value))
         elif pa.types.is_integer(self.type) or pa.types.is_decimal(self.type):
@@ -88,7 +94,7 @@ class In:
         found: set[bool | None] = {None} if known.nulls else set()
         if known.low is None or known.high is None:
             return frozenset(found | {True, False})
-        if any(known.low <= value <= known.high for value in self.values):
+        if any(_is_nan(value) or known.low <= value <= known.high for value in self.values):
             found.add(True)
         certain = known.low == known.high and known.low in self.values
         if not certain or pa.types.is_floating(self.type):  # NaN is in no statistics
@@ -98,7 +104,8 @@ class In:
     def expression(self) -> pc.Expression:
         column = pc.field(self.column)
         if pa.types.is_floating(self.type):  # the column to the literals' type, as Spark does: 0.1f is not 0.1
-            column, values = column.cast(pa.float64()), pa.array(self.values, pa.float64())
+            # Adding 0.0 makes -0.0 the 0.0 that it equals: is_in compares bits.
+            column, values = column.cast(pa.float64()) + 0.0, pa.array([v + 0.0 for v in self.values], pa.float64())
         elif pa.types.is_integer(self.type):
             whole = [value for value in self.values if isinstance(value, int)]
             column, values = column.cast(pa.int64()), pa.array(whole, pa.int64())
@@ -178,6 +185,10 @@ class Junction:
 
 
 Node = Compare | In | IsNull | Not | Junction
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _fits(value: Decimal, kind: pa.DataType) -> bool:

@@ -144,7 +144,12 @@ class RowGroupDecoder:
         # Not a memory map: its pages would count as the reader's memory, and a file that shrinks
         # under it would kill the process.
         source = self._place.filesystem.open_input_file(path)
-        opened = pq.ParquetFile(source, pre_buffer=not self._local, read_dictionary=self._dictionaries)
+        opened = pq.ParquetFile(
+            source,
+            pre_buffer=not self._local,
+            read_dictionary=self._dictionaries,
+            coerce_int96_timestamp_unit="us",  # nanoseconds would wrap far years
+        )
         with self._lock:
             self._files[key] = opened
             # Another thread's file may be in use: only this thread's own are closed.

@@ -6,6 +6,7 @@ the inputs of a Keras model.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import os
 from collections.abc import Iterable
@@ -20,21 +21,13 @@ from pydantic import Field as PydanticField
 
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import ddl
+from dl_on_spark.lake.preprocess_spec import Preprocess, checked
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql.types import StructType
 
 Role = Literal["feature", "label", "weight", "key", "partition"]
-Preprocess = str | dict[str, dict[str, Any]]
-
-# Each preprocessing step: its options, and those that must be given.
-_STEPS: dict[str, tuple[set[str], set[str]]] = {
-    "standardize": (set(), set()),
-    "vocabulary": ({"max", "oov"}, {"max"}),
-    "hash": ({"buckets"}, {"buckets"}),
-    "bucketize": ({"boundaries", "quantiles"}, set()),
-}
 _DEFAULT_OOV = 1
 
 
@@ -53,6 +46,14 @@ class Checks(BaseModel):
     unique: bool = False
     not_null: bool = False
     fraction: float | None = PydanticField(default=None, ge=0, le=1)
+
+    @field_validator("min", "max", "one_of", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        """YAML reads 2013-06-01 as a date; a schema keeps its text, as YAML would write it again."""
+        if isinstance(value, (list, tuple)):
+            return tuple(cls._dates_as_text(item) for item in value)
+        return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 class Field(BaseModel):
@@ -83,28 +84,27 @@ class Field(BaseModel):
     @field_validator("preprocess")
     @classmethod
     def _known_preprocess(cls, value: Preprocess | None) -> Preprocess | None:
-        if value is None:
-            return None
-        step, options = (value, {}) if isinstance(value, str) else _only_entry(value)
-        if step not in _STEPS:
-            raise ValueError(f"unknown preprocess {step!r}; known: {', '.join(_STEPS)}")
-        known, needed = _STEPS[step]
-        for name in options:
-            if name not in known:
-                raise ValueError(f"preprocess {step} has no option {name!r}; known: {', '.join(sorted(known))}")
-        if needed - set(options):
-            raise ValueError(f"preprocess {step} needs the option {sorted(needed - set(options))[0]!r}")
-        if step == "bucketize" and len(options) != 1:
-            raise ValueError("preprocess bucketize needs either boundaries or quantiles")
-        if isinstance(value, str) and step != "standardize":
-            return {step: options}
-        return step if step == "standardize" else value
+        return checked(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        number = not any(kind(self.arrow_type) for kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
+        kind = self.arrow_type
+        text = pa.types.is_string(kind)
+        number = not any(is_(kind) for is_ in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
         if self.step in {"standardize", "bucketize"} and not number:
             raise ValueError(f"preprocess {self.step} needs numbers, not {self.type}")
+        if self.step == "vocabulary" and not (number or text):
+            raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
+        if self.checks.regex is not None and not text:
+            raise ValueError(f"checks.regex needs text, not {self.type}")
+        for name, values in (
+            ("min", (self.checks.min,)),
+            ("max", (self.checks.max,)),
+            ("in", self.checks.one_of or ()),
+        ):
+            for value in values:
+                if value is not None and not _comparable(value, kind):
+                    raise ValueError(f"checks.{name}: {_shown(value)} is no value of type {self.type}")
         return self
 
     @cached_property
@@ -328,11 +328,22 @@ def _explain(error: ValidationError | TypeError) -> str:
     return "; ".join(findings)
 
 
-def _only_entry(value: dict[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    if len(value) != 1:
-        raise ValueError("preprocess is one step with its options")
-    ((step, options),) = value.items()
-    return step, options or {}
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _comparable(value: Any, kind: pa.DataType) -> bool:
+    """Whether a check's value can be compared with a column of this type."""
+    if pa.types.is_boolean(kind):
+        return isinstance(value, bool)
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        try:
+            return isinstance(value, str) and datetime.datetime.fromisoformat(value) is not None
+        except ValueError:
+            return False
+    if pa.types.is_string(kind):
+        return isinstance(value, str)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not pa.types.is_nested(kind)
 
 
 def _dtype(kind: pa.DataType) -> str:

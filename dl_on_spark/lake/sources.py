@@ -45,7 +45,7 @@ def read_source(spark: SparkSession, source: Source, first: datetime.date, last:
         groups.setdefault(header, []).append(file)
     frames = []
     for names in groups.values():
-        reader = spark.read.option("basePath", _spark_path(source.uri))
+        reader = spark.read.option("basePath", str(local_path(source.uri) or source.uri))  # no globs here
         paths = [_spark_path(join(source.uri, name)) for name in names]
         if source.format == "csv":
             reader = reader.option("header", True).option("mode", "PERMISSIVE")
@@ -57,8 +57,21 @@ def read_source(spark: SparkSession, source: Source, first: datetime.date, last:
     return whole
 
 
+def missing_days(source: Source, first: datetime.date, last: datetime.date) -> list[datetime.date]:
+    """The days of `first` to `last` for which a source that is partitioned by day has no file."""
+    if source.partition is None:
+        return []
+    there = {part for file in _visible(source) for part in file.split("/")}
+    days = (first + datetime.timedelta(days=i) for i in range((last - first).days + 1))
+    return [day for day in days if f"{source.partition}={day}" not in there]
+
+
+def _visible(source: Source) -> list[str]:
+    return [f for f in list_files(source.uri) if not any(part[0] in "_." for part in f.split("/"))]
+
+
 def _files(source: Source, first: datetime.date, last: datetime.date) -> Sequence[str]:
-    files = [f for f in list_files(source.uri) if not any(part[0] in "_." for part in f.split("/"))]
+    files = _visible(source)
     if source.partition is not None:
         begin = first - datetime.timedelta(days=source.lookback_days)
         days = {f"{source.partition}={begin + datetime.timedelta(days=i)}" for i in range((last - begin).days + 1)}

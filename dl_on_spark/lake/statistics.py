@@ -174,7 +174,7 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
             fix="Check the ETL, or leave the field out of the schema's features.",
         )
     if "words" in merged:
-        ranked = sorted(merged["words"], key=lambda item: (-item[1], str(item[0])))
+        ranked = sorted(merged["words"], key=lambda item: (-item[1], item[0]))
         return FieldStatistics(count, nulls, vocabulary=tuple(w for w, _ in ranked[: int(spec.options["max"])]))
     boundaries = None
     if "points" in merged:

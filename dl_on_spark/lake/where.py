@@ -208,7 +208,8 @@ def _coerce(raw: Any, kind: pa.DataType) -> Any:
     elif pa.types.is_timestamp(kind) and isinstance(raw, str):
         moment = datetime.datetime.fromisoformat(raw)
         if kind.tz is not None and moment.tzinfo is None:
-            return moment.replace(tzinfo=datetime.UTC)
+            moment = moment.replace(tzinfo=datetime.UTC)
+        pa.scalar(moment, kind)  # raises for a year that nanoseconds cannot hold
         return moment
     raise TypeError(f"{raw!r} as {kind}")
 

@@ -1,9 +1,10 @@
-"""The flights' ETL: bad rows set aside with reasons, re-runs alike, and nothing of the future in a feature."""
+"""The flights' ETL: bad rows set aside with reasons, re-runs alike, and nothing half-written."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,15 @@ import pytest
 
 import examples.flight_delay
 from dl_on_spark.config import load_config
-from dl_on_spark.errors import DataContractError
+from dl_on_spark.errors import DataContractError, TableError
 from dl_on_spark.jobs import etl
 from dl_on_spark.lake import open_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 DAY = datetime.date(2013, 6, 1)
+NEXT_DAY = datetime.date(2013, 6, 2)
 PIPELINE = Path(examples.flight_delay.__file__).with_name("pipeline.yaml")
 FLIGHTS = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,"
@@ -26,30 +28,38 @@ FLIGHTS = (
 )
 
 
-def _flights(
-    count: int, *, late: str = "20", times: tuple[str, str, str, str] = ("905", "5", "1105", "100")
-) -> list[str]:
-    departed, delay, arrived, air = times
+def _flights(count: int, *, late: str = "20") -> list[str]:
     return [
-        f"2013,6,1,{departed},900,{delay},{arrived},1100,{late},UA,{number},N1,EWR,ORD,{air},719,9,0,2013-06-01T13:00:00Z"
+        f"2013,6,1,905,900,5,1105,1100,{late},UA,{number},N1,EWR,ORD,100,719,9,0,2013-06-01T13:00:00Z"
         for number in range(1, count + 1)
     ]
 
 
-def _run(spark: SparkSession, lake: Path, flights: list[str]) -> dict[str, Any]:
-    def write(name: str, *lines: str) -> None:
-        (lake / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
-        (lake / "raw" / name).write_text("\n".join(lines) + "\n")
+def _write(lake: Path, name: str, *lines: str) -> None:
+    (lake / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+    (lake / "raw" / name).write_text("\n".join(lines) + "\n")
 
-    write(f"flights/date={DAY}/flights.csv", FLIGHTS, *flights)
-    write(
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(folder.rglob("*.parquet"))
+    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def _job(spark: SparkSession, lake: Path, date: datetime.date, **options: Any) -> dict[str, Any]:
+    return etl.run(spark, load_config(PIPELINE, [f"lake={lake}"]), date, quiet=True, **options)
+
+
+def _run(spark: SparkSession, lake: Path, flights: list[str]) -> dict[str, Any]:
+    _write(lake, f"flights/date={DAY}/flights.csv", FLIGHTS, *flights)
+    _write(
+        lake,
         f"weather/date={DAY}/weather.csv",
         "origin,time_hour,temp,humid,wind_speed,precip,visib",
         "EWR,2013-06-01T12:00:00Z,70,50,5,0,10",
         "EWR,2013-06-01T13:00:00Z,99,99,99,0,1",
     )
-    write("planes/planes.csv", "tailnum,year,seats", "N1,2003,150")
-    return etl.run(spark, load_config(PIPELINE, [f"lake={lake}"]), DAY)
+    _write(lake, "planes/planes.csv", "tailnum,year,seats", "N1,2003,150")
+    return _job(spark, lake, DAY)
 
 
 def _rows(lake: Path) -> list[dict[str, Any]]:
@@ -66,16 +76,6 @@ def test_weather_is_that_of_the_hour_before_departure(spark: SparkSession, tmp_p
     assert (row["temperature"], row["plane_age"], row["sched_duration"], row["delayed"]) == (70.0, 10.0, 120.0, 1)
 
 
-def test_no_feature_depends_on_what_happened_after_the_schedule(spark: SparkSession, tmp_path: Path) -> None:
-    _run(spark, tmp_path / "a", _flights(3))
-    _run(spark, tmp_path / "b", _flights(3, times=("1500", "360", "1700", "")))
-    _run(spark, tmp_path / "c", _flights(3, late="-9", times=("", "", "", "")))
-    for other in ("b", "c"):
-        for row, changed in zip(_rows(tmp_path / "a"), _rows(tmp_path / other), strict=True):
-            assert changed | {"delayed": 1} == row
-            assert changed["delayed"] == (1 if other == "b" else 0)
-
-
 def test_flights_without_an_arrival_have_no_label_and_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     _run(spark, tmp_path, [*_flights(2), *_flights(3, late="")[2:]])
     assert len(_rows(tmp_path)) == 2
@@ -86,19 +86,15 @@ def test_bad_rows_go_to_quarantine_with_reasons_and_a_rerun_leaves_the_same_byte
 ) -> None:
     bad = _flights(1)[0].replace(",EWR,", ",XXX,").replace(",719,", ",far,")
 
-    def digests() -> dict[str, str]:
-        files = sorted((tmp_path / "tables").rglob("*.parquet"))
-        return {str(f.relative_to(tmp_path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-
     first = _run(spark, tmp_path, [*_flights(40), bad])
-    before = digests()
+    before = _digests(tmp_path / "tables")
     assert (first["rows"], first["rejected"]) == (40, 1)
     (row,) = spark.read.parquet(str(tmp_path / "tables" / "quarantine" / "flights")).collect()
     assert set(row.reasons) == {"origin: not one of EWR, JFK, LGA", "distance: not double"}
     assert row.source_file.endswith("flights.csv")
     assert row.date == DAY
     _run(spark, tmp_path, [*_flights(40), bad])
-    assert digests() == before
+    assert _digests(tmp_path / "tables") == before
 
 
 def test_too_many_bad_rows_stop_the_night_and_leave_the_day_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -106,3 +102,70 @@ def test_too_many_bad_rows_stop_the_night_and_leave_the_day_as_it_was(spark: Spa
     with pytest.raises(DataContractError, match="origin: not one of"):
         _run(spark, tmp_path, [row.replace(",EWR,", ",XXX,") for row in _flights(5)])
     assert len(_rows(tmp_path)) == 5
+
+
+def test_a_range_is_refused_whole_when_one_day_breaks_the_labels_checks(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import functions as F
+
+    from examples.flight_delay import transform
+
+    _run(spark, tmp_path, _flights(5))
+    before = _digests(tmp_path / "tables")
+    _write(tmp_path, f"flights/date={NEXT_DAY}/flights.csv", FLIGHTS, *_flights(3))
+    whole = transform.flight_features
+
+    def wrong_label(*given: Any) -> DataFrame:
+        label = F.when(F.col("date") == F.lit(NEXT_DAY), 7).otherwise(F.col("delayed"))
+        return whole(*given).withColumn("delayed", label)
+
+    monkeypatch.setattr(transform, "flight_features", wrong_label)
+    with pytest.raises(DataContractError, match=r"flight_features: 3 of 8 rows .*delayed: not one of 0, 1 \(3\)"):
+        _job(spark, tmp_path, NEXT_DAY, start_date=DAY)
+    assert _digests(tmp_path / "tables") == before
+    assert not (tmp_path / "tables" / "flight_features" / f"date={NEXT_DAY}").exists()
+
+
+def test_an_error_in_the_transform_is_shown_where_it_is(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.flight_delay import transform
+
+    def broken(*_: Any) -> DataFrame:
+        raise ZeroDivisionError("in my transform")
+
+    monkeypatch.setattr(transform, "flight_features", broken)
+    with pytest.raises(ZeroDivisionError, match="in my transform") as caught:
+        _run(spark, tmp_path, _flights(2))
+    assert caught.traceback[-1].name == "broken"
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_day_whose_files_are_missing_keeps_what_was_written_and_is_reported(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    _run(spark, tmp_path, _flights(2))
+    _write(tmp_path, f"flights/date={NEXT_DAY}/flights.csv", FLIGHTS, *_flights(3))
+    before = _digests(tmp_path / "tables" / "flight_features" / f"date={DAY}")
+    shutil.rmtree(tmp_path / "raw" / "flights" / f"date={DAY}")
+    report = _job(spark, tmp_path, NEXT_DAY, start_date=DAY)
+    assert report["missing"] == {"flights": [str(DAY)], "weather": [str(NEXT_DAY)]}
+    assert (report["days"], report["rows"]) == (1, 3)
+    assert _digests(tmp_path / "tables" / "flight_features" / f"date={DAY}") == before
+    with pytest.raises(TableError, match=f"source 'flights': no files for {DAY}"):
+        _job(spark, tmp_path, DAY)
+
+
+def test_text_that_is_no_value_is_a_reason_and_never_an_error_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    good = _flights(60)
+    odd = [
+        good[0].replace("UA,1,", "UA,99999999999,"),
+        good[0].replace(",719,", ",1e400x,"),
+        good[0].replace("2013-06-01T13:00:00Z", "yesterday"),
+    ]
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+    report = _run(spark, tmp_path, [*good, *odd])
+    (flights,) = (check for check in report["checks"] if check["name"] == "flights")
+    assert flights["reasons"] == {"flight: not int": 1, "distance: not double": 1, "time_hour: not timestamp": 1}
+    assert report["rows"] == 60

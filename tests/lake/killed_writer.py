@@ -23,16 +23,16 @@ from dl_on_spark.lake import staging
 FILES, ROWS = 3, 50
 
 
-def replace(root: Path, value: int, *, die: bool = False) -> None:
-    """One partition ``date=2013-06-01`` of `FILES` files, all of whose cells are `value`."""
+def replace(root: Path, value: int, name: str = "date=2013-06-01", *, die: bool = False) -> None:
+    """One partition of `FILES` files, all of whose cells are `value`."""
     with staging.staging(root) as staged:
-        folder = staged.new / "date=2013-06-01"
+        folder = staged.new / name
         folder.mkdir(parents=True)
         for n in range(FILES):
             pq.write_table(pa.table({"x": [value] * ROWS}), folder / f"part-{n:05d}.parquet")
             if die:
                 kill()
-        staged.commit(["date=2013-06-01"])
+        staged.commit([name])
 
 
 def kill(*_: object, **__: object) -> None:

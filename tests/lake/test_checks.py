@@ -75,3 +75,38 @@ def test_a_field_may_demand_a_share_of_its_own(spark: SparkSession) -> None:
 def test_a_missing_column_is_named(spark: SparkSession) -> None:
     with pytest.raises(SchemaError, match="'distance'"):
         with_reasons(spark.createDataFrame([("1",)], "id string"), SCHEMA, text=True)
+
+
+def test_every_kind_of_check_holds_for_typed_columns_and_for_text(spark: SparkSession) -> None:
+    schema = Schema.from_yaml(
+        """
+name: t
+fields:
+  day: {type: date, checks: {min: 2013-01-01, max: 2013-12-31}}
+  at: {type: timestamp, checks: {min: "2013-01-01 00:00:00"}}
+  n: {type: bigint, nullable: false, checks: {in: [1, 2]}}
+  price: {type: "decimal(10,2)", checks: {min: 0.5}}
+  word: {type: string, checks: {in: [a, b], unique: true}}
+  flag: {type: boolean, checks: {in: [true]}}
+"""
+    )
+    rows = [
+        ("2013-06-01", "2013-06-01 05:00:00", "1", "0.50", "a", "true"),
+        ("2014-01-01", "2012-12-31 23:59:59", "3", "0.49", "c", "false"),
+        (None, None, None, None, None, None),
+    ]
+    text = spark.createDataFrame(rows, "day string, at string, n string, price string, word string, flag string")
+    typed = text.select(*(text[field.name].cast(field.dataType) for field in schema.to_spark()))
+    expected = {
+        "day: above 2013-12-31",
+        "at: below 2013-01-01 00:00:00",
+        "n: not one of 1, 2",
+        "price: below 0.5",
+        "word: not one of a, b",
+        "flag: not one of True",
+    }
+    for frame, is_text in ((text, True), (typed, False)):
+        checked = with_reasons(frame, schema, text=is_text)
+        assert checked.drop("reasons").schema.simpleString() == typed.schema.simpleString()
+        found = {row.word: set(row.reasons) for row in checked.collect()}
+        assert found == {"a": set(), "c": expected, None: {"n: null"}}

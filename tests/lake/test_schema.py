@@ -30,6 +30,13 @@ def test_a_schema_survives_its_yaml_text() -> None:
     assert schema.feed_columns == ["distance", "carrier", "hour", "delayed", "weight"]
 
 
+@pytest.mark.parametrize("check", ["min: 2013-01-01", "max: '2013-01-01'", "in: [2013-01-01, '2013-01-02']"])
+def test_dates_in_checks_may_be_quoted_or_not_and_survive_yaml(check: str) -> None:
+    schema = Schema.from_yaml(f"name: t\nfields:\n  day: {{type: date, checks: {{{check}}}}}\n")
+    assert Schema.from_yaml(schema.to_yaml()) == schema
+    assert "2013-01-01" in schema.to_yaml()
+
+
 def test_tensor_specs_are_those_after_preprocessing() -> None:
     schema = Schema.from_yaml(TEXT)
     assert schema["distance"].tensor_spec() == ((), "float32")
@@ -49,6 +56,15 @@ def test_tensor_specs_are_those_after_preprocessing() -> None:
         ("{type: string, preprocess: standardize}", "needs numbers"),
         ("{type: string, preprocess: {vocabulary: {}}}", "needs the option 'max'"),
         ("{type: int, nulls: drop}", "nulls"),
+        ("{type: int, preprocess: {vocabulary: {max: 3, oov: 0}}}", "oov must be a whole number from 1 on, not 0"),
+        ("{type: int, preprocess: {hash: {buckets: many}}}", "buckets must be a whole number"),
+        ("{type: int, preprocess: {bucketize: {boundaries: [3, 1]}}}", "a list of increasing numbers"),
+        ("{type: int, preprocess: {bucketize: {quantiles: 1}}}", "quantiles must be a whole number from 2 on"),
+        ("{type: binary, preprocess: {vocabulary: {max: 3}}}", "needs numbers or text"),
+        ("{type: int, checks: {in: [EWR]}}", "checks.in: 'EWR' is no value of type int"),
+        ("{type: date, checks: {min: 5}}", "checks.min: 5 is no value of type date"),
+        ("{type: string, checks: {max: 5}}", "checks.max: 5 is no value of type string"),
+        ("{type: int, checks: {regex: a}}", "checks.regex needs text"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_file_field_and_reason(tmp_path: Path, wrong: str, said: str) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import Schema, Statistics, compute_statistics, open_table
-from dl_on_spark.lake.statistics import merge, partial_of
+from dl_on_spark.lake.statistics import _finish, merge, partial_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +44,75 @@ def test_mean_and_spread_do_not_depend_on_how_rows_are_dealt(parts: list[list[fl
     if values.size:
         assert found["mean"] == pytest.approx(values.mean(), rel=1e-9, abs=1e-6)
         assert found["squares"] == pytest.approx(np.square(values - values.mean()).sum(), rel=1e-6, abs=1e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    parts=st.lists(st.lists(st.integers(-5, 5) | st.none(), max_size=9), min_size=1, max_size=5),
+    order=st.randoms(use_true_random=False),
+)
+def test_words_are_counted_whatever_the_order_and_grouping_of_the_parts(parts, order) -> None:
+    spec = Schema.from_yaml("{name: t, fields: {k: {type: int, role: feature, preprocess: {vocabulary: {max: 4}}}}}")[
+        "k"
+    ]
+    values = [value for part in parts for value in part if value is not None]
+    partials = [{"k": partial_of(pa.chunked_array([pa.array(part, pa.int32())]), spec)} for part in parts]
+    order.shuffle(partials)
+    cut = order.randint(0, len(partials))
+    grouped = [json.loads(json.dumps(merge(group))) for group in (partials[:cut], partials[cut:]) if group]
+    found = merge(grouped)["k"]
+    assert (found["count"], found["nulls"]) == (len(values), sum(map(len, parts)) - len(values))
+    if values:
+        ranked = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+        assert _finish(spec, found).vocabulary == tuple(word for word, _ in ranked[:4])
+
+
+@pytest.mark.parametrize("distribution", ["normal", "exponential", "few values"])
+def test_quantile_boundaries_cut_the_rows_into_equal_parts(distribution: str) -> None:
+    rng = np.random.default_rng(3)
+    draw = {
+        "normal": lambda n: rng.normal(100, 5, n),
+        "exponential": lambda n: rng.exponential(3, n),
+        "few values": lambda n: rng.integers(0, 4, n).astype(float),
+    }[distribution]
+    parts = [draw(n) for n in (9_000, 1, 250, 4_000, 12_345)]
+    merged = merge({"q": partial_of(pa.chunked_array([part]), SCHEMA["q"])} for part in parts)["q"]
+    boundaries = _finish(SCHEMA["q"], merged).boundaries
+    assert boundaries is not None and list(boundaries) == sorted(boundaries)
+    rows = np.sort(np.concatenate(parts))
+    for boundary, share in zip(boundaries, (0.25, 0.5, 0.75), strict=True):
+        low, high = np.searchsorted(rows, boundary, "left"), np.searchsorted(rows, boundary, "right")
+        assert low / rows.size - 0.002 <= share <= high / rows.size + 0.002
+
+
+def test_a_column_of_nulls_has_nothing_to_learn_from(spark: SparkSession, tmp_path: Path) -> None:
+    nothing = pa.array([None, None], pa.float64())
+    y = pa.array([0, 1], pa.int32())
+    pq.write_table(pa.table({"x": nothing, "q": [1.0, 2.0], "word": ["a", "b"], "y": y}), tmp_path / "t.parquet")
+    with pytest.raises(SchemaError, match="'x' has only nulls"):
+        compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
+
+
+def test_statistics_of_spark_equal_those_of_pandas(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    for n in range(3):
+        x = np.where(rng.random(500) < 0.1, np.nan, rng.normal(1e6, 1, 500))
+        rows = {"x": pa.array(x, from_pandas=True), "q": rng.random(500), "word": rng.choice(list("abcde"), 500)}
+        table = pa.table({**rows, "y": pa.array(rng.integers(0, 2, 500), pa.int32())})
+        pq.write_table(table, tmp_path / f"{n}.parquet", row_group_size=100)
+    text = "word != 'a' and (x > 1000000 or x is null)"
+    found = compute_statistics(spark, open_table(tmp_path).where(text).snapshot(), SCHEMA)
+    frame = pd.read_parquet(tmp_path)
+    frame = frame[(frame.word != "a") & ((frame.x > 1e6) | frame.x.isna())]
+    assert found.rows == len(frame)
+    x_found = found.fields["x"]
+    assert (x_found.count, x_found.nulls) == (frame.x.count(), frame.x.isna().sum())
+    assert (x_found.min, x_found.max) == (frame.x.min(), frame.x.max())
+    assert x_found.mean == pytest.approx(frame.x.mean(), rel=1e-12)
+    assert x_found.std == pytest.approx(frame.x.std(ddof=0), rel=1e-9)
+    counts = frame.word.value_counts()
+    assert found.fields["word"].vocabulary == tuple(sorted(counts.index, key=lambda w: (-counts[w], w))[:2])
+    assert found.label_means["y"] == pytest.approx(frame.y.mean())
 
 
 def test_statistics_are_those_of_the_filtered_snapshot_and_survive_json(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,58 @@ def test_old_timestamps_of_spark_without_statistics_can_be_filtered(tmp_path) ->
     moments = [datetime.datetime(2013, 6, day) for day in (1, 2)]
     write(tmp_path / "a.parquet", {"at": moments}, use_deprecated_int96_timestamps=True)
     assert open_table(tmp_path).where("at > '2013-06-01'").snapshot().rows == 1
+
+
+def test_timestamps_keep_their_values_whatever_their_storage(spark, tmp_path) -> None:
+    far = [datetime.datetime(year, 1, 2, 3, 4, 5, 678901) for year in (1, 1500, 2013, 9999)]
+    column = pa.array([*far, None], pa.timestamp("us"))
+    lists = pa.array([[moment] for moment in far] + [None], pa.list_(pa.timestamp("us")))
+    structs = pa.array([{"at": moment, "n": 1} for moment in far] + [None])
+    nested = {"t": column, "list": lists, "struct": structs}
+    write(tmp_path / "us.parquet", nested)
+    write(tmp_path / "int96.parquet", nested, use_deprecated_int96_timestamps=True)
+    spark.read.parquet(str(tmp_path / "us.parquet")).write.option("compression", "none").parquet(
+        str(tmp_path / "by spark"), mode="overwrite"
+    )
+    for name in ("us.parquet", "int96.parquet", "by spark"):
+        table = open_table(tmp_path / name)
+        found = rows_of(table.snapshot())
+        assert [row["t"] for row in found] == [*far, None], name
+        assert [row["list"] for row in found] == [*([moment] for moment in far), None], name
+        assert [row["struct"]["at"] for row in found[:4]] == far, name
+        assert rows_of(table.where("t >= '9999-01-02 03:04:05.678901'").select(["t"]).snapshot()) == [{"t": far[-1]}]
+    near = pa.array([1_370_044_800_000_000_001], pa.timestamp("ns"))
+    write(tmp_path / "ns.parquet", {"t": near})
+    with RowGroupDecoder(open_table(tmp_path / "ns.parquet").snapshot()) as decoder:
+        assert decoder.decode(0)["t"].combine_chunks() == near
+
+
+def test_instants_that_spark_stores_as_int96_are_those_it_reads(spark, tmp_path) -> None:
+    frame = spark.sql("select timestamp'9999-12-31 23:59:59.5Z' at union all select timestamp'1600-01-01 00:00:00Z'")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    try:
+        frame.coalesce(1).write.parquet(str(tmp_path / "t"))
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    (path,) = (tmp_path / "t").glob("*.parquet")
+    assert pq.read_metadata(path).schema.column(0).physical_type == "INT96"
+    expected = {datetime.datetime(9999, 12, 31, 23, 59, 59, 500000), datetime.datetime(1600, 1, 1)}
+    assert {row["at"] for row in rows_of(open_table(tmp_path / "t").snapshot())} == expected
+
+
+def test_decimals_and_nulls_keep_value_and_type_in_every_row_group(tmp_path) -> None:
+    money = [Decimal("12345678901234.5678"), None, Decimal("-0.0001"), None]
+    whole = [1, 2, None, None]
+    columns = {"money": pa.array(money, pa.decimal128(18, 4)), "n": pa.array(whole, pa.int32())}
+    write(tmp_path / "t.parquet", columns, row_group_size=1)
+    snapshot = open_table(tmp_path / "t.parquet").snapshot()
+    with RowGroupDecoder(snapshot) as decoder:
+        parts = [decoder.decode(i) for i in range(snapshot.num_row_groups)]
+    assert {str(part.schema) for part in parts} == {str(snapshot.schema)}
+    assert pa.concat_tables(parts).to_pydict() == {"money": money, "n": whole}
+    assert rows_of(open_table(tmp_path / "t.parquet").where("money < 0").select(["money"]).snapshot()) == [
+        {"money": Decimal("-0.0001")}
+    ]
 
 
 def test_selected_columns_come_in_the_order_asked_for(days) -> None:

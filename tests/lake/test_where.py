@@ -38,7 +38,7 @@ VALUES = {
     "i": [-1, 0, 1, 7],
     "l": [-(2**40), 0, 5, 2**40],
     "f": [-1.5, 0.0, 0.1, 2.0, math.nan],
-    "d": [-1.5, 0.0, 0.1, 2.0, math.nan],
+    "d": [-1.5, -0.0, 0.0, 0.1, 2.0, math.nan],
     "s": ["", "JFK", "O'Hare", "jfk", "é"],
     "b": [True, False],
     "day": DAYS,
@@ -48,8 +48,8 @@ VALUES = {
 LITERALS = {
     "i": ["-1", "0", "1", "0.5", "3000000000"],
     "l": ["0", "5", "1099511627776", "2.5"],
-    "f": ["0", "0.1", "2.0", "-1.5"],
-    "d": ["0", "0.1", "2", "-1.5"],
+    "f": ["0", "0.1", "2.0", "-1.5", "'NaN'"],
+    "d": ["0", "0.1", "2", "-1.5", "'NaN'"],
     "s": ["''", "'JFK'", "'O\\'Hare'", "'k'"],
     "b": ["true", "false"],
     "day": ["'2013-06-02'", "date '2013-06-01'", "DATE'2013-06-03'", "'2014-01-01'"],
@@ -157,7 +157,7 @@ def test_names_ignore_case_as_in_spark_and_take_back_quotes() -> None:
     ("text", "words"),
     [
         ("orign = 'JFK'", ["'orign'", "at character 1", "Did you mean 'origin'?"]),
-        ("day = '2013-06-01' and zzz = 1", ["'zzz'", "at character 24", "Columns: origin, day, n"]),
+        ("day = '2013-06-01' and zzz = 1", ["'zzz'", "at character 24", "Columns: origin, day, n, ns"]),
         ("n = ", ["Write for example"]),
         ("n >= 1 1", ["character"]),
         ("", ["Write for example"]),
@@ -172,13 +172,14 @@ def test_names_ignore_case_as_in_spark_and_take_back_quotes() -> None:
         ("n = 'many'", ["'n' has type int64", "'many'"]),
         ("n = 99999999999999999999", ["'n' has type int64"]),
         ("day = 'yesterday'", ["'day' has type date32", "'yesterday'"]),
+        ("ns < '9999-01-01'", ["'ns' has type timestamp[ns]", "'9999-01-01'"]),
         ("origin = 5", ["'origin' has type string"]),
         ("n = 1; drop table t", ["is not part of the filter language"]),
         ("(" * 3000 + "n = 1" + ")" * 3000, ["nested too deeply"]),
     ],
 )
 def test_a_wrong_filter_is_refused_with_what_is_wrong_and_a_way_out(text: str, words: list[str]) -> None:
-    schema = pa.schema([("origin", pa.string()), ("day", pa.date32()), ("n", pa.int64())])
+    schema = pa.schema([("origin", pa.string()), ("day", pa.date32()), ("n", pa.int64()), ("ns", pa.timestamp("ns"))])
     with pytest.raises(TableError) as caught:
         where.parse(text, schema, "lake/flights")
     message = str(caught.value)

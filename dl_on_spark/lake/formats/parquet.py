@@ -179,7 +179,7 @@ def _unified_schema(place: Location, files: Sequence[DataFile], footers: Sequenc
     seen: list[pa.Schema] = []
     for file, footer in zip(files, footers, strict=True):
         try:
-            schema = footer.schema.to_arrow_schema().remove_metadata()
+            schema = _arrow_schema(footer)
         except (pa.ArrowException, ValueError) as error:
             raise TableError(
                 f"{place.uri}: {file.path}: its schema is not one Arrow knows: {error}.",
@@ -194,6 +194,34 @@ def _unified_schema(place: Location, files: Sequence[DataFile], footers: Sequenc
         unified = _merge(place, unified, origin, schema, file.path)
     assert unified is not None  # there is at least one file
     return unified
+
+
+def _arrow_schema(footer: Any) -> pa.Schema:
+    """The Arrow schema as `RowGroupDecoder` reads it: INT96 timestamps, Spark's default, as microseconds.
+
+    Arrow's own choice for them, nanoseconds, wraps years before 1677 and after 2262.
+    """
+    schema = footer.schema.to_arrow_schema().remove_metadata()
+    parts = [footer.schema.column(i) for i in range(footer.num_columns)]
+    for column in parts:
+        if column.physical_type == "INT96":
+            at = schema.get_field_index(column.path.partition(".")[0])
+            field = schema.field(at)
+            schema = schema.set(at, field.with_type(_in_microseconds(field.type)))
+    return schema
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(_in_microseconds(kind.key_type))
+        return pa.map_(key, kind.item_field.with_type(_in_microseconds(kind.item_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    return kind
 
 
 def _merge(place: Location, known: pa.Schema, origin: dict[str, str], new: pa.Schema, path: str) -> pa.Schema:
