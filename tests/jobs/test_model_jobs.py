@@ -104,6 +104,18 @@ def test_candidate_and_current_are_compared_on_the_same_rows_only(spark: SparkSe
         publish.run(spark, config, DAY, run_name="better", quiet=True)
 
 
+def test_held_out_days_of_one_class_are_evaluated_and_the_gate_says_why_not(
+    spark: SparkSession, config: PipelineConfig
+) -> None:
+    write_day(Path(config.data_path(config.etl.table)), "2024-01-02", X, [0] * 6)
+    folder = _run(spark, config, "good", 1.0)
+    written = json.loads((folder / "metrics.json").read_text())
+    assert written["auc"] is None and written["log_loss"] > 0
+    with pytest.raises(InputError, match=r"one class only.*Hold out more days"):
+        publish.run(spark, config, DAY, run_name="good", force_reason="no", quiet=True)
+    assert Registry(config.data_path(config.registry), config.name).versions() == []
+
+
 def test_what_was_not_done_yet_is_named(spark: SparkSession, config: PipelineConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Run the training job first"):
         evaluate.run(spark, config, DAY, run_name="none", quiet=True)

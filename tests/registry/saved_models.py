@@ -43,13 +43,20 @@ def write_day(
     pq.write_table(pa.table(columns), folder / "part-00000.parquet", row_group_size=group)
 
 
-def save_run(spark: SparkSession, folder: Path, table: Path, train_where: str, model: Callable[[], Any]) -> None:
+def save_run(
+    spark: SparkSession,
+    folder: Path,
+    table: Path,
+    train_where: str,
+    model: Callable[[], Any],
+    schema: Schema = SCHEMA,
+) -> None:
     """A run's folder as the trainer leaves it: model.keras, schema.yaml, statistics.json, snapshot.json."""
     snapshot = open_table(table).where(train_where).snapshot()
     folder.mkdir(parents=True, exist_ok=True)
     model().save(folder / "model.keras")
-    (folder / "schema.yaml").write_text(SCHEMA.to_yaml())
-    (folder / "statistics.json").write_text(compute_statistics(spark, snapshot, SCHEMA).to_json())
+    (folder / "schema.yaml").write_text(schema.to_yaml())
+    (folder / "statistics.json").write_text(compute_statistics(spark, snapshot, schema).to_json())
     (folder / "snapshot.json").write_text(snapshot.to_json())
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from dl_on_spark.errors import InputError, ModelError, TableError
-from dl_on_spark.lake import open_table
+from dl_on_spark.lake import Schema, open_table
 from dl_on_spark.registry import SavedModel, evaluate
-from dl_on_spark.registry.metrics import area_under_curve
-from tests.registry.saved_models import expected_scores, linear, save_run, write_day
+from dl_on_spark.registry.metrics import area_under_curve, metrics_of
+from tests.registry.saved_models import SCHEMA_YAML, expected_scores, linear, save_run, write_day
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +42,46 @@ def test_scores_are_those_of_the_training_rows_preprocessing(spark: SparkSession
     assert found.baseline_log_loss == pytest.approx(-(4 * np.log(0.25) + 3 * np.log(0.75)) / 7)
     assert found.model == model.digest
     assert found.snapshot == open_table(table).where(TEST).snapshot().fingerprint
+
+
+@pytest.mark.parametrize("exact_rows", [100, 0])
+def test_words_nulls_and_a_filter_through_row_groups_are_as_in_training(
+    spark: SparkSession, tmp_path: Path, table: Path, exact_rows: int
+) -> None:
+    schema = Schema.from_yaml(SCHEMA_YAML.replace("nulls: {fill: 0}", "nulls: indicator"))
+    x: list[float | None] = [None, -4.0, 3.0, 2.0, None, 3.5, 0.5]
+    for day, first_id in (("2024-01-03", 0), ("2024-01-04", 7)):
+        write_day(table, day, x, TEST_Y, first_id=first_id)
+    save_run(spark, tmp_path / "run", table, TRAIN, lambda: _of_all_inputs(schema), schema)
+    rows = open_table(table).where("date > '2024-01-02' and id not in (1, 2, 7)")
+    found = evaluate(spark, SavedModel.load(str(tmp_path / "run")), rows, exact_rows=exact_rows)
+
+    kept = [i for i in range(14) if i not in (1, 2, 7)]
+    missing = np.array([x[i % 7] is None for i in kept])
+    value = np.array([x[i % 7] or 0.0 for i in kept])
+    standardized = np.where(missing, 0, (value - np.mean(TRAIN_X)) / np.std(TRAIN_X))
+    word = np.array([i % 7 % 3 for i in kept])  # a, b, unseen; of the training rows two are a, one b, one unseen
+    logits = 0.7 * standardized - 1.3 * missing + np.array([-2.0, 1.25, 0.5])[word]
+    expected = metrics_of(np.array([TEST_Y[i % 7] for i in kept]), 1 / (1 + np.exp(-logits)), 0.25)
+    assert found.rows == expected.rows == 11
+    assert found.auc == pytest.approx(expected.auc, abs=found.auc_error + 1e-9)
+    assert found.log_loss == pytest.approx(expected.log_loss, rel=1e-5)
+    assert found.mean_squared_error == pytest.approx(expected.mean_squared_error, rel=1e-5)
+
+
+def _of_all_inputs(schema: Schema) -> Any:
+    """sigmoid(0.7 x - 1.3 x_is_null + a number a word): unknown 0.5, a -2, b 1.25."""
+    import keras
+
+    inputs = schema.keras_inputs()
+    numbers = [keras.layers.Reshape((1,))(inputs[name]) for name in ("x", "x_is_null")]
+    embedding = keras.layers.Embedding(schema["word"].cardinality, 1)
+    word = keras.layers.Reshape((1,))(embedding(keras.layers.Reshape((1,))(inputs["word"])))
+    dense = keras.layers.Dense(1, activation="sigmoid")
+    model = keras.Model(inputs, dense(keras.layers.Concatenate()([*numbers, word])))
+    embedding.set_weights([np.array([[0.5], [-2.0], [1.25]])])
+    dense.set_weights([np.array([[0.7], [-1.3], [1.0]]), np.zeros(1)])
+    return model
 
 
 def test_a_table_too_large_to_collect_gives_the_same_metrics(spark: SparkSession, tmp_path: Path, table: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl_on_spark.registry.metrics import Metrics, area_under_curve, metrics_of
+from dl_on_spark.registry.metrics import CALIBRATION_BINS, Metrics, area_under_curve, metrics_of
 from dl_on_spark.registry.tally import KEYS, SCORE_BINS, SUMS, metrics_of_tally, tally
 
 # Few distinct scores, so that ties are common; the ends and the threshold are among them.
@@ -42,6 +42,26 @@ def test_tallies_of_parts_give_the_metrics_of_the_whole(rows: list[tuple[int, fl
     assert (found.auc is None) == (exact.auc is None)
     if found.auc is not None and exact.auc is not None:
         assert abs(found.auc - exact.auc) <= found.auc_error + 1e-12
+
+
+def test_known_values() -> None:
+    assert area_under_curve(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.35, 0.8])) == 0.75
+    found = metrics_of(np.array([1, 0, 0, 1]), np.array([0.9, 0.1, 0.2, 0.65]), 0.25)
+    assert found.log_loss == pytest.approx(-np.log([0.9, 0.9, 0.8, 0.65]).mean())
+    assert found.accuracy == 1.0
+    assert found.baseline_log_loss == pytest.approx(-(math.log(0.25) + math.log(0.75)) / 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS)
+def test_each_row_is_in_one_calibration_bin(rows: list[tuple[int, float]]) -> None:
+    truth, scores = np.array([r[0] for r in rows], np.float64), np.array([r[1] for r in rows], np.float64)
+    bins = metrics_of(truth, scores, 0.5).calibration
+    assert sum(b.rows for b in bins) == len(rows) and all(b.rows for b in bins)
+    assert sum(b.rows * b.observed_rate for b in bins) == pytest.approx(truth.sum())
+    assert sum(b.rows * b.mean_score for b in bins) == pytest.approx(scores.sum())
+    tenths = [min(int(b.mean_score * CALIBRATION_BINS + 1e-9), CALIBRATION_BINS - 1) for b in bins]
+    assert tenths == sorted(set(tenths))
 
 
 def test_tally_counts_rows_of_one_bin_as_ties_and_says_so() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +116,43 @@ def _publish_many(root: Path, who: str, start: Any) -> None:
     start.wait(DEADLINE_S)
     for number in range(10):
         _publish(root, f"{who}{number}")
+
+
+def test_a_publisher_killed_before_any_of_its_steps_leaves_a_whole_current_version(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    for step in itertools.count(1):
+        root = tmp_path / str(step)
+        _publish(root, "a")
+        publisher = context.Process(target=_publish_until_step, args=(root, "b", step))
+        publisher.start()
+        publisher.join(DEADLINE_S)
+        current, found = Registry(str(root), "m").current(), Registry(str(root), "m").versions()
+        assert current is not None and current in found
+        for version in found:
+            expected = version.lineage["model_sha256"].encode() * 1000
+            assert (Path(version.folder) / "model.keras").read_bytes() == expected
+        whole = [version.number for version in found]
+        assert whole in ([1], [1, 2]) and current.number in whole
+        if publisher.exitcode == 0:
+            assert current.number == 2
+            break
+        assert publisher.exitcode == -signal.SIGKILL
+        again = _publish(root, "b")  # neither the torn folder nor the lock is in the way
+        after = Registry(str(root), "m").current()
+        assert after is not None and after.number == again and after.lineage == {"model_sha256": "b"}
+    assert step > 10  # folder, each file and its renaming, lock, pointer
+
+
+def _publish_until_step(root: Path, model: str, last: int) -> None:
+    """Publish, and die before the `last`-th change of a file or folder below `root`."""
+    steps = itertools.count(1)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename", "fcntl.flock"):
+            ours = event == "fcntl.flock" or str(args[0]).startswith(str(root))
+            if ours and next(steps) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    _publish(root, model)

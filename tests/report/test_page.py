@@ -25,6 +25,8 @@ def _classifier(name: str, scores: list[float]) -> RunOnPage:
 def test_nothing_is_fetched_and_text_is_escaped(tmp_path: Path) -> None:
     html = _page(tmp_path, (_classifier("a", [0.1, 0.2, 0.6, 0.9]),))
     assert not re.search(r"""(src|href)=["'](?!#)|@import|url\((?!#)""", html)
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"""\w+://[^\s"'<>]+""", html)) <= namespaces
     assert "clicks &lt;b&gt;" in html and "/a b/&lt;c&gt;" in html
     assert "prefers-color-scheme: dark" in html
 

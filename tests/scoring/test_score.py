@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PythonException
 
@@ -54,6 +56,28 @@ def test_each_row_has_one_score_whatever_the_batch(
     assert {(row["model_version"], str(row["date"])) for row in rows} == {(3, "2024-01-02")}
     assert set(rows[0]) == {"id", "score", "model_version", "date"}
     assert report.mean_score == pytest.approx(np.mean([row["score"] for row in rows]))
+
+
+def test_scores_are_in_the_order_of_the_keys(spark: SparkSession, model: SavedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "table" / "date=2024-01-02"
+    folder.mkdir()
+    ids = [9, 2, 7, 4, 5, 0, 3, 8]
+    for number, part in enumerate((ids[:5], ids[5:])):
+        columns = {"id": pa.array(part, pa.int64()), "x": [float(i) for i in part], "word": ["a"] * len(part)}
+        pq.write_table(pa.table(columns), folder / f"part-{number}.parquet", row_group_size=2)
+    _score(spark, model, tmp_path, "date = '2024-01-02'")
+    rows = _scores(tmp_path)
+    assert [row["id"] for row in rows] == sorted(ids)
+    assert [row["score"] for row in rows] == pytest.approx(expected_scores(sorted(ids), MEAN, STD), rel=1e-5)
+
+
+def test_a_model_with_two_outputs_is_refused(spark: SparkSession, model: SavedModel, tmp_path: Path) -> None:
+    save_run(spark, tmp_path / "two", tmp_path / "table", "date = '2024-01-01'", lambda: linear(outputs=2))
+    with pytest.raises(PythonException) as raised:
+        _score(spark, SavedModel.load(str(tmp_path / "two")), tmp_path, "date = '2024-01-01'")
+    told = input_error(raised.value)
+    assert told is not None and told.exit_code == 2 and "2,) numbers a row" in told.message
+    assert not list((tmp_path / "scores").rglob("*.parquet"))
 
 
 def test_a_day_without_a_label_column_is_scored(spark: SparkSession, model: SavedModel, tmp_path: Path) -> None:
