@@ -10,7 +10,9 @@ threads; on a busy machine it is steadier than the rates.
 
 The scan is pyarrow's default dataset scanner: Arrow batches in file order, text as plain strings.
 Ours is a full shuffle (row groups, then rows in windows) into batches: the numbers as stored, and
-text as int32 indices by the schema (two vocabularies, one hash), or, "raw text", as strings.
+text as int32 indices by the schema (two vocabularies, one hash), or, "raw text", as strings. "As trained":
+TensorFlow's tensors in the step loop of a worker, which take them from blocks; "tf.data": from the dataset
+for notebooks.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table as Grid
 
-from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, open_table, to_tf_dataset
+from dl_on_spark.input_pipeline import BlockFeed, Cursor, RankReader, SamplePlan, open_table, to_tf_dataset
+from dl_on_spark.input_pipeline.block_feed import step_of
 from dl_on_spark.input_pipeline.table import schema_of
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.statistics import FieldStatistics, Statistics
@@ -44,6 +47,7 @@ ROWS = 1_000_000
 ROW_GROUP = 32_768
 BATCH = 1_024
 EPOCHS = 5
+STEPS_PER_EXECUTION = 32
 TEXT = {"carrier": 16, "origin": 3, "tail_number": 4_000}  # distinct words of each text column
 
 
@@ -135,10 +139,14 @@ def speed(path: Path, batch_rows: int, rounds: int, threads: int) -> dict[str, o
     with (
         RankReader(snapshot, plan, *indexed_text(raw, rows), 0, 1, threads=threads) as indexed,
         RankReader(snapshot, plan, raw, None, 0, 1, threads=threads) as as_stored,
+        BlockFeed(indexed.blocks, indexed.preprocessor) as feed,
+        BlockFeed(as_stored.blocks, as_stored.preprocessor) as text_feed,
     ):
         readers: dict[str, Callable[[], int]] = {
             "pyarrow scan": partial(scan, pads.dataset(path)),
             "shuffled NumPy batches": partial(numpy_batches, indexed),
+            "shuffled tensors, as trained": _trained(feed, plan.steps_per_epoch),
+            "tensors as trained, raw text": _trained(text_feed, plan.steps_per_epoch),
             "shuffled tf.data batches": partial(tensors, to_tf_dataset(indexed, lambda: Cursor(0, 0))),
             "NumPy batches, raw text": partial(numpy_batches, as_stored),
             "tf.data batches, raw text": partial(tensors, to_tf_dataset(as_stored, lambda: Cursor(0, 0))),
@@ -202,6 +210,33 @@ def _drain(dataset: object, steps: int) -> int:
 
         _loops["loop"] = loop
     return int(_loops["loop"](iter(dataset), tf.constant(steps)))
+
+
+def _trained(feed: BlockFeed, steps: int) -> Callable[[], int]:
+    """Every tensor of every batch, taken inside one `tf.function`, as a worker's step loop does."""
+    import tensorflow as tf
+
+    number = tf.TensorSpec((), tf.int32)
+
+    @tf.function(input_signature=[feed.block_spec, number, number])
+    def several(block: object, first: object, count: object) -> object:
+        rows = tf.constant(0)
+        for index in tf.range(first, first + count):
+            # IdentityN: without a use, TensorFlow would drop the other columns.
+            columns = tf.identity_n(tf.nest.flatten(step_of(block, index)))
+            rows += tf.shape(columns[0])[0]
+        return rows
+
+    def epoch() -> int:
+        feed.seek(Cursor(0, 0))
+        rows, left = 0, steps
+        while left:
+            block, first, count = feed.take(min(left, STEPS_PER_EXECUTION))
+            rows += int(several(block, tf.constant(first), tf.constant(count)))
+            left -= count
+        return rows
+
+    return epoch
 
 
 def _constant_dataset(first: dict[str, np.ndarray]) -> object:

@@ -1,7 +1,8 @@
-"""Rows become batches: the sample plan, the Arrow reader, preprocessing and tf.data."""
+"""Rows become batches: the sample plan, the Arrow reader, preprocessing, blocks of tensors and tf.data."""
 
 from __future__ import annotations
 
+from dl_on_spark.input_pipeline.block_feed import BlockFeed
 from dl_on_spark.input_pipeline.plan import Cursor, SamplePlan
 from dl_on_spark.input_pipeline.preprocess import Preprocessor
 from dl_on_spark.input_pipeline.reader import RankReader
@@ -9,6 +10,7 @@ from dl_on_spark.input_pipeline.table import ReadableTable, open_table
 from dl_on_spark.input_pipeline.tf_dataset import to_tf_dataset
 
 __all__ = [
+    "BlockFeed",
     "Cursor",
     "Preprocessor",
     "RankReader",

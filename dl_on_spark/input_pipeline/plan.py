@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dl_on_spark.errors import InputError
-from dl_on_spark.input_pipeline.windows import Stream, epoch_order, stream_of
+from dl_on_spark.input_pipeline.windows import Stream, epoch_order, meeting_neighbours, stream_of
 
 _MIN_SHARDS = 8
 _SHUFFLE_ROWS = 16_384
@@ -157,9 +157,10 @@ class SamplePlan:
         chosen = range(self.canonical_shards) if streams is None else streams
         order, ends = epoch_order(np.asarray(self.group_rows, dtype=np.int64), self.seed, epoch)
         bounds = [self._stream_start(index) for index in range(chosen.start, chosen.stop + 1)]
-        return [
+        found = [
             stream_of(index, bounds[at], bounds[at + 1], order, ends, self.window) for at, index in enumerate(chosen)
         ]
+        return found if self.seed is None else [meeting_neighbours(stream) for stream in found]
 
     def next_cursor(self, cursor: Cursor) -> Cursor:
         """The cursor after the step at ``cursor``; the last step leads to the next epoch."""

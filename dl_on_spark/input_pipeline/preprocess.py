@@ -74,6 +74,13 @@ class Preprocessor:
         target = next(iter(labels.values()), None) if len(labels) < 2 else labels
         return features, target, None if weight is None else columns[weight.name]
 
+    def element(self, columns: dict[str, Any]) -> Any:
+        """What Keras takes as one batch: ``(x, y)``, ``(x, y, weights)``, or ``x`` without a label."""
+        features, labels, weights = self.split(columns)
+        if labels is None:
+            return features
+        return (features, labels) if weights is None else (features, labels, weights)
+
     def apply(self, table: pa.Table, *, source: str = "the table") -> Columns:
         """Arrays (rows, \\*shape) of the fields that ``table`` has, by name.
 

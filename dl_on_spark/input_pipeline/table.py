@@ -45,7 +45,7 @@ class ReadableTable(Table):
         """
         snapshot = self.snapshot()
         chosen = schema_of(snapshot.schema, snapshot.uri) if schema is None else schema
-        with _whole_table_reader(snapshot, batch_size, chosen, statistics, seed) as reader:
+        with RankReader(snapshot, _plan(snapshot, batch_size, seed), chosen, statistics, 0, 1) as reader:
             yield from reader.columns(0)
 
     def to_tf_dataset(
@@ -61,13 +61,13 @@ class ReadableTable(Table):
         With a ``seed``, each iterator over the dataset is the next epoch, in its own order.
         """
         snapshot = self.snapshot()
-        epochs = iter(range(2**62))
+        plan, epochs = _plan(snapshot, batch_size, seed), iter(range(2**62))
 
         def blocks() -> Iterator[Columns]:
-            with _whole_table_reader(snapshot, batch_size, schema, statistics, seed) as reader:
+            with RankReader(snapshot, plan, schema, statistics, 0, 1) as reader:
                 yield from reader.blocks(next(epochs))
 
-        return dataset_of_blocks(blocks, Preprocessor(schema, statistics))
+        return dataset_of_blocks(blocks, Preprocessor(schema, statistics), plan.steps_per_epoch)
 
 
 def open_table(uri: str | os.PathLike[str], format: str = "auto", version: str | int | None = None) -> ReadableTable:
@@ -103,17 +103,14 @@ def schema_of(arrow_schema: pa.Schema, uri: str) -> Schema:
     return Schema.from_dict({"name": "as_stored", "fields": columns})
 
 
-def _whole_table_reader(
-    snapshot: Snapshot, batch_size: int, schema: Schema, statistics: Statistics | None, seed: int | None
-) -> RankReader:
-    plan = SamplePlan.create(
+def _plan(snapshot: Snapshot, batch_size: int, seed: int | None) -> SamplePlan:
+    return SamplePlan.create(
         np.asarray(snapshot.row_groups.rows),
         num_workers=1,
         global_batch_size=batch_size,
         seed=seed,
         canonical_shards=1 if seed is None else None,  # one stream is the file order
     )
-    return RankReader(snapshot, plan, schema, statistics, 0, 1)
 
 
 def _ddl(kind: pa.DataType) -> str | None:

@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 _BLOCKS_AHEAD = 2
 
 
-def to_tf_dataset(reader: RankReader, next_cursor: Callable[[], Cursor]) -> tf.data.Dataset:
+def to_tf_dataset(
+    reader: RankReader, next_cursor: Callable[[], Cursor], *, cardinality: int | None = None
+) -> tf.data.Dataset:
     """Whole batches ``(x, y)`` or ``(x, y, weights)`` of the reader; ``x`` if there is no label.
 
     ``x`` is a dict of features by name. Each fresh iterator (one epoch of Keras's `fit`) asks
     ``next_cursor`` where to begin and yields that epoch's remaining batches. The batch dimension is
-    None in ``element_spec``. An exception in the reader is kept in ``reader.failure``.
+    None in ``element_spec``. ``cardinality``: how many batches each iterator yields, where that is known:
+    Keras then counts an epoch's steps right. An exception in the reader is kept in ``reader.failure``.
     """
 
     def blocks() -> Iterator[Columns]:
         cursor = next_cursor()
         return reader.blocks(cursor.epoch, cursor.step)
 
-    return dataset_of_blocks(blocks, reader.preprocessor)
+    return dataset_of_blocks(blocks, reader.preprocessor, cardinality)
 
 
-def dataset_of_blocks(blocks: Callable[[], Iterator[Columns]], preprocessor: Preprocessor) -> tf.data.Dataset:
+def dataset_of_blocks(
+    blocks: Callable[[], Iterator[Columns]], preprocessor: Preprocessor, cardinality: int | None = None
+) -> tf.data.Dataset:
     """A dataset whose fresh iterators call ``blocks`` and split each block into its steps."""
     import tensorflow as tf
 
@@ -47,19 +52,15 @@ def dataset_of_blocks(blocks: Callable[[], Iterator[Columns]], preprocessor: Pre
 
     def elements() -> Iterator[Any]:
         for block in blocks():
-            yield _element(block, preprocessor)
+            yield preprocessor.element(block)
 
     options = tf.data.Options()
     options.autotune.enabled = False
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
     options.deterministic = True
-    dataset = tf.data.Dataset.from_generator(elements, output_signature=_element(specs, preprocessor))
-    return dataset.prefetch(_BLOCKS_AHEAD).unbatch().with_options(options)
-
-
-def _element(columns: dict[str, Any], preprocessor: Preprocessor) -> Any:
-    features, labels, weights = preprocessor.split(columns)
-    if labels is None:
-        return features
-    return (features, labels) if weights is None else (features, labels, weights)
+    dataset = tf.data.Dataset.from_generator(elements, output_signature=preprocessor.element(specs))
+    dataset = dataset.prefetch(_BLOCKS_AHEAD).unbatch()
+    if cardinality is not None:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+    return dataset.with_options(options)

@@ -6,7 +6,7 @@ reading what comes before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,18 @@ def stream_of(index: int, first: int, last: int, order: Rows, ends: Rows, window
     stops = np.minimum(stops, last) - begins
     segments = map(Segment, groups.tolist(), starts.tolist(), stops.tolist())
     return Stream(index, tuple(segments), window)
+
+
+def meeting_neighbours(stream: Stream) -> Stream:
+    """The stream with its first and last segments moved to the front, so that neighbours meet there.
+
+    A row group cut by the boundary of two streams is the last segment of one and the first of the next. Even
+    streams begin with their last segment and odd ones with their first, and the other end comes second: both
+    parts of such a group are needed at the same time, and a rank that has both streams decodes it once.
+    """
+    first, last = stream.segments[:1], stream.segments[1:][-1:]
+    front = first + last if stream.index % 2 else last + first
+    return replace(stream, segments=front + stream.segments[1:-1])
 
 
 def _generator(kind: int, seed: int, *words: int) -> np.random.Generator:

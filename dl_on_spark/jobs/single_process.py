@@ -36,7 +36,7 @@ def train_alone(run: str, output: str, model: str, global_batch_size: int, epoch
     plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=global_batch_size, seed=seed)
     cursors = iter([Cursor(epoch, 0) for epoch in range(epochs)])
     with RankReader(snapshot, plan, schema, statistics, rank=0, world_size=1) as reader:
-        dataset = to_tf_dataset(reader, lambda: next(cursors))
+        dataset = to_tf_dataset(reader, lambda: next(cursors), cardinality=plan.steps_per_epoch)
         network(next(iter(to_tf_dataset(reader, lambda: Cursor(0, 0))))[0])  # build before the clock starts
         clock = _EpochClock()
         history = network.fit(dataset, epochs=epochs, verbose=0, callbacks=[clock])

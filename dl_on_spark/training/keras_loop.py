@@ -6,14 +6,13 @@ function is replaced: several steps run in one `tf.function` whose ``tf.range`` 
 multi-step function costs about 3 ms a step as soon as a ``numpy_function`` is in it.)
 
 Keras is given a dataset of step numbers alone, so it counts an epoch's steps right, also in a resumed epoch;
-rows come from our dataset, whose fresh iterator starts where the cursor says.
+rows come in blocks of steps from a `BlockFeed`, which begins where the cursor says.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
@@ -21,16 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from dl_on_spark.collectives import Communicator
-from dl_on_spark.input_pipeline import Cursor, SamplePlan
+from dl_on_spark.input_pipeline import BlockFeed, Cursor, SamplePlan
+from dl_on_spark.input_pipeline.block_feed import step_of
 from dl_on_spark.sync.base import SyncSession
 from dl_on_spark.training.metrics import merge_over_ranks, metric_variables
-
-
-@dataclass
-class CursorBox:
-    """The next step to run; a fresh iterator of the training dataset begins there."""
-
-    cursor: Cursor
 
 
 class StepHook(Protocol):
@@ -48,14 +41,13 @@ class StepHook(Protocol):
 
 def fit_worker(
     model: keras.Model,
-    dataset: tf.data.Dataset,
+    feed: BlockFeed,
     *,
     plan: SamplePlan,
     comm: Communicator,
     session: SyncSession,
     epochs: int,
     start: Cursor,
-    cursor_box: CursorBox,
     validation: tf.data.Dataset | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     steps_per_execution: int = 32,
@@ -65,7 +57,7 @@ def fit_worker(
 
     An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it.
     """
-    loop = _StepLoop(model, dataset, plan, session, start, cursor_box, steps_per_execution, hooks)
+    loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks)
     unmerge = merge_over_ranks(model, comm)
     before = model.steps_per_execution
     model.steps_per_execution = steps_per_execution
@@ -101,69 +93,72 @@ class _StepLoop:
     def __init__(
         self,
         model: keras.Model,
-        dataset: tf.data.Dataset,
+        feed: BlockFeed,
         plan: SamplePlan,
         session: SyncSession,
         start: Cursor,
-        box: CursorBox,
         steps_per_execution: int,
         hooks: Sequence[StepHook],
     ) -> None:
-        self._model, self._dataset, self._plan, self._session = model, dataset, plan, session
-        self._box, self._per_execution, self._hooks = box, steps_per_execution, hooks
+        self._model, self._feed, self._plan, self._session = model, feed, plan, session
+        self._cursor, self._per_execution, self._hooks = start, steps_per_execution, hooks
         self._position = 0  # Keras's step in the epoch
-        self._iterator: Any = None
+        self._in_epoch = False
         # Keras resets metrics when an epoch begins; those of a resumed epoch are put back then.
         self._metrics = [np.array(v) for v in metric_variables(model)] if start.step else []
-        box.cursor = start
-        self._steps = _steps_function(model, session)
+        self._steps = _steps_function(model, session, feed.block_spec)
 
     def execute(self, _iterator: Any) -> Any:
         """Run the steps of one execution that are still to be done, and return the last step's logs."""
         steps = self._plan.steps_per_epoch
         if self._position >= steps:
-            self._position, self._iterator = 0, None
+            self._position, self._in_epoch = 0, False
         last = min(self._position + self._per_execution, steps)
-        if self._iterator is None:
+        if not self._in_epoch:
             for variable, value in zip(metric_variables(self._model), self._metrics, strict=False):
                 variable.assign(value)
             self._metrics = []
-            self._iterator = iter(self._dataset)
+            self._feed.seek(self._cursor)
+            self._in_epoch = True
         logs: Any = None
-        while self._box.cursor.step < last:
+        while self._cursor.step < last:
             logs = self._run(last)
         self._position = last
         if last == steps:
-            self._box.cursor = Cursor(self._box.cursor.epoch + 1, 0)
+            self._cursor = Cursor(self._cursor.epoch + 1, 0)
         # Done before the run was resumed: nothing to run, the metrics so far.
         return self._model.get_metrics_result() if logs is None else logs
 
     def leave_epoch(self) -> None:
         """Training stops here, on all ranks: in the middle of an epoch the replicas have yet to agree."""
-        cursor = self._box.cursor
+        cursor = self._cursor
         if cursor.step:
             self._session.finish_epoch(cursor.epoch * self._plan.steps_per_epoch + cursor.step)
 
     def _run(self, last: int) -> Any:
         """As many steps as fit before the next exchange, hook or the execution's end."""
-        cursor, began = self._box.cursor, time.perf_counter()
+        cursor, began = self._cursor, time.perf_counter()
         done = cursor.epoch * self._plan.steps_per_epoch + cursor.step
         limits = [self._session.steps_until_exchange(done), *(hook.steps_until_due(cursor) for hook in self._hooks)]
         count = min(last - cursor.step, *(limit for limit in limits if limit is not None), last - cursor.step)
-        logs = self._steps(self._iterator, tf.constant(count, tf.int32))
+        logs, left = None, count
+        while left:
+            block, first, taken = self._feed.take(left)
+            logs = self._steps(block, tf.constant(first), tf.constant(taken))
+            left -= taken
         cursor = Cursor(cursor.epoch, cursor.step + count)
         self._session.after_steps(done + count)
         if cursor.step == self._plan.steps_per_epoch:
             self._session.finish_epoch(done + count)
-        self._box.cursor = cursor
+        self._cursor = cursor
         seconds = time.perf_counter() - began
         for hook in self._hooks:
             hook.on_steps(cursor, count, seconds)
         return logs
 
 
-def _steps_function(model: keras.Model, session: SyncSession) -> Callable[[Any, Any], Any]:
-    """(iterator, n) -> logs of the last of n steps, traced once for every n and batch size."""
+def _steps_function(model: keras.Model, session: SyncSession, block_spec: Any) -> Callable[[Any, Any, Any], Any]:
+    """(block, first, n) -> logs of the last of n steps of a block, traced once for every n and batch size."""
 
     def train_step(data: Any) -> Any:
         session.begin_step()
@@ -173,23 +168,24 @@ def _steps_function(model: keras.Model, session: SyncSession) -> Callable[[Any, 
 
     if model.run_eagerly:
 
-        def eager(iterator: Any, count: Any) -> Any:
-            for _ in range(int(count)):
-                logs = train_step(next(iterator))
+        def eager(block: Any, first: Any, count: Any) -> Any:
+            for index in range(int(first), int(first) + int(count)):
+                logs = train_step(step_of(block, index))
             return logs
 
         return eager
     compiled = bool(model.jit_compile) and not session.in_graph
     one_step = tf.function(train_step, jit_compile=compiled, reduce_retracing=True)
+    number = tf.TensorSpec((), tf.int32)
 
-    @tf.function(reduce_retracing=True)
-    def several(iterator: Any, count: Any) -> Any:
-        logs = one_step(next(iterator))
-        for _ in tf.range(count - 1):
-            logs = one_step(next(iterator))
+    @tf.function(input_signature=[block_spec, number, number])
+    def several(block: Any, first: Any, count: Any) -> Any:
+        logs = one_step(step_of(block, first))
+        for index in tf.range(first + 1, first + count):
+            logs = one_step(step_of(block, index))
         return logs
 
-    run: Callable[[Any, Any], Any] = several
+    run: Callable[[Any, Any, Any], Any] = several
     return run
 
 

@@ -69,7 +69,7 @@ def all_finite(tensors: Mapping[str, npt.NDArray[Any]]) -> bool:
 def build_variables(model: keras.Model, element_spec: Any) -> None:
     """Create all variables of model and optimizer, so that a checkpoint can be assigned.
 
-    ``element_spec``: of the training dataset. The model sees one batch of zeros, which trains nothing.
+    ``element_spec``: of one training batch. The model sees one batch of zeros, which trains nothing.
     """
     import keras
     import tensorflow as tf

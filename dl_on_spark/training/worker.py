@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from dl_on_spark.collectives import Communicator
 from dl_on_spark.errors import ConfigError, DLOnSparkError, TrainingFailed
-from dl_on_spark.input_pipeline import Cursor, RankReader, SamplePlan, to_tf_dataset
+from dl_on_spark.input_pipeline import BlockFeed, Cursor, RankReader, SamplePlan, to_tf_dataset
 from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
 from dl_on_spark.launch import WorkerContext
 from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
 from dl_on_spark.training import state
 from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, FileDigest, Manifest, rank_file
-from dl_on_spark.training.keras_loop import CursorBox, fit_worker
+from dl_on_spark.training.keras_loop import fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
 from dl_on_spark.training.model_loading import build, load_model_builder, offset_seeds
 from dl_on_spark.training.run_folder import Attempt, RunFolder, RunRecord
@@ -99,12 +99,12 @@ class _Worker:
         schema = Schema.from_dict(job.schema)
         keras.utils.set_random_seed(job.seed)
         model = self._model = build(load_model_builder(job.model), schema, alone=world == 1)
-        box = CursorBox(Cursor(0, 0))
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
-            dataset = to_tf_dataset(reader, lambda: box.cursor)
+            deadline_s = self._context.deadline_s
+            feed = stack.enter_context(BlockFeed(reader.blocks, reader.preprocessor, deadline_s=deadline_s))
             validation = self._validation(stack, schema)
-            state.build_variables(model, dataset.element_spec)
+            state.build_variables(model, feed.element_spec)
             offset_seeds(model, rank)
             self._agree_on_weights()
             session = self._session = job.strategy.start(model, self._comm, StepRows(self._plan, rank, world))
@@ -117,13 +117,12 @@ class _Worker:
             with _first_cause(reader):
                 fit_worker(
                     model,
-                    dataset,
+                    feed,
                     plan=self._plan,
                     comm=self._comm,
                     session=session,
                     epochs=job.record.epochs,
                     start=start,
-                    cursor_box=box,
                     validation=validation,
                     callbacks=callbacks,
                     steps_per_execution=self._steps_per_execution(),
@@ -196,8 +195,7 @@ class _Worker:
             return None
         plan = SamplePlan.from_json(self._job.validation_plan)
         reader = stack.enter_context(self._reader(self._job.validation_snapshot, plan, schema))
-        dataset = to_tf_dataset(reader, lambda: Cursor(0, 0))
-        return dataset.apply(tf.data.experimental.assert_cardinality(plan.steps_per_epoch))
+        return to_tf_dataset(reader, lambda: Cursor(0, 0), cardinality=plan.steps_per_epoch)
 
     def _agree_on_weights(self) -> None:
         """Rank 0's initial weights: a model may draw them from a source that our seed does not reach."""

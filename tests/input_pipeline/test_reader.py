@@ -118,6 +118,17 @@ def test_one_row_group_is_split_among_4_workers_and_decoded_once_by_each(tmp_pat
     assert decoded == [0] * 4
 
 
+@pytest.mark.parametrize(("world_size", "again"), [(1, 0), (2, 1), (4, 3)])
+def test_row_groups_cut_between_streams_of_one_rank_are_decoded_once(tmp_path, monkeypatch, world_size, again):
+    decoded = []
+    decode = RowGroupDecoder.decode
+    monkeypatch.setattr(RowGroupDecoder, "decode", lambda self, i: decoded.append(i) or decode(self, i))
+    snapshot = write_files(tmp_path, [[1000] * 31])
+    batches = ids_of(snapshot, plan_of(snapshot, num_workers=4, global_batch_size=100), world_size)
+    assert sorted(chain(*batches)) == list(range(31_000))
+    assert len(decoded) == 31 + again  # a boundary between two ranks alone costs a second decoding
+
+
 def test_epochs_differ_and_the_same_epoch_repeats(tmp_path):
     snapshot = write_files(tmp_path, [[50] * 6])
     plan = plan_of(snapshot, global_batch_size=32)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from dl_on_spark.collectives import Communicator
-from dl_on_spark.input_pipeline import Cursor, SamplePlan
+from dl_on_spark.input_pipeline import BlockFeed, Cursor, Preprocessor, SamplePlan
+from dl_on_spark.input_pipeline.tf_dataset import dataset_of_blocks
+from dl_on_spark.lake import Schema
 from dl_on_spark.sync import StepRows, SyncStrategy
 
 ROWS, BATCH = 203, 32  # seven steps; the last has 11 rows, 7 and 4 on two ranks
 START = Cursor(0, 0)
+FIELDS = {
+    "x": {"type": "array<float>", "role": "feature", "shape": [4]},
+    "category": {"type": "int", "role": "feature"},
+    "y": {"type": "float", "role": "label"},
+}
+PREPROCESSOR = Preprocessor(Schema.from_dict({"name": "world", "fields": FIELDS}), None)
 PLAN = SamplePlan.create([ROWS], num_workers=2, global_batch_size=BATCH, seed=None)
 
 
@@ -24,21 +33,18 @@ def columns() -> dict[str, np.ndarray]:
     return {"x": x, "category": category, "y": y}
 
 
-def dataset(rank: int, world_size: int, next_cursor: Any) -> Any:
-    """This rank's part of every global batch, from the cursor on."""
-    import tensorflow as tf
-
+def blocks(rank: int, world_size: int, first_step: int) -> Iterator[dict[str, np.ndarray]]:
+    """This rank's part of every global batch from a step on, each a block of one step."""
     table = columns()
+    for step in range(first_step, PLAN.steps_per_epoch):
+        counts = [PLAN.rank_rows(step, r, world_size) for r in range(world_size)]
+        start = PLAN.rows_before(step) + sum(counts[:rank])
+        yield {name: values[None, start : start + counts[rank]] for name, values in table.items()}
 
-    def batches() -> Any:
-        for step in range(next_cursor().step, PLAN.steps_per_epoch):
-            counts = [PLAN.rank_rows(step, r, world_size) for r in range(world_size)]
-            start = PLAN.rows_before(step) + sum(counts[:rank])
-            part = {name: values[start : start + counts[rank]] for name, values in table.items()}
-            yield {"x": part["x"], "category": part["category"]}, part["y"]
 
-    features = {"x": tf.TensorSpec((None, 4), tf.float32), "category": tf.TensorSpec((None,), tf.int32)}
-    return tf.data.Dataset.from_generator(batches, output_signature=(features, tf.TensorSpec((None,), tf.float32)))
+def dataset(rank: int, world_size: int) -> Any:
+    """All steps of an epoch as `tf.data`."""
+    return dataset_of_blocks(lambda: blocks(rank, world_size, 0), PREPROCESSOR, PLAN.steps_per_epoch)
 
 
 def build(optimizer: Any = None, *, batch_norm: bool = False, kind: Any = None, **compile_options: Any) -> Any:
@@ -70,35 +76,30 @@ def fit(
     **options: Any,
 ) -> dict[str, list[float]]:
     """`fit_worker` on this rank's rows; ``restore`` is called with the session before the first step."""
-    import tensorflow as tf
-
-    from dl_on_spark.training.keras_loop import CursorBox, fit_worker
+    from dl_on_spark.training.keras_loop import fit_worker
     from dl_on_spark.training.state import build_variables
 
     rank, world = comm.rank, comm.world_size
-    box = CursorBox(start)
-    rows = dataset(rank, world, lambda: box.cursor)
-    build_variables(model, rows.element_spec)
-    session = strategy.start(model, comm, StepRows(PLAN, rank, world))
-    if validate:
-        held_out = dataset(rank, world, lambda: Cursor(0, 0))
-        options["validation"] = held_out.apply(tf.data.experimental.assert_cardinality(PLAN.steps_per_epoch))
-    try:
-        restore(session)
-        history: dict[str, list[float]] = fit_worker(
-            model,
-            rows,
-            plan=PLAN,
-            comm=comm,
-            session=session,
-            epochs=epochs,
-            start=start,
-            cursor_box=box,
-            **{"steps_per_execution": 3, **options},
-        )
-        return history
-    finally:
-        session.close()
+    with BlockFeed(lambda epoch, step: blocks(rank, world, step), PREPROCESSOR, deadline_s=60) as feed:
+        build_variables(model, feed.element_spec)
+        session = strategy.start(model, comm, StepRows(PLAN, rank, world))
+        if validate:
+            options["validation"] = dataset(rank, world)
+        try:
+            restore(session)
+            history: dict[str, list[float]] = fit_worker(
+                model,
+                feed,
+                plan=PLAN,
+                comm=comm,
+                session=session,
+                epochs=epochs,
+                start=start,
+                **{"steps_per_execution": 3, **options},
+            )
+            return history
+        finally:
+            session.close()
 
 
 def weights(model: Any) -> list[np.ndarray]:
