@@ -141,6 +141,25 @@ def score(
 
 
 @app.command()
+def report(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    run_names: Annotated[
+        list[str] | None, typer.Option("--run-name", help="A run; default: all of the date. May be repeated.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The page; default: reports/NAME/DATE.html on the lake.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the page on a date's runs: learning curves, calibration, throughput, how to repeat them."""
+    from dl_on_spark.jobs import report as job
+
+    day = _day(date, "--date")
+    found = job.run(load_config(config, overrides or ()), day, run_names=run_names or (), output=output)
+    _show("report", found, as_json)
+
+
+@app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and report go.")] = Path(
         "demo_output"

@@ -23,6 +23,7 @@ from dl_on_spark.input_pipeline.tensors import (
     contiguous,
     dictionary_encoded,
     encoded_text,
+    finite_or_null,
     flat_values,
     is_list,
     is_text,
@@ -107,7 +108,7 @@ class Preprocessor:
 
 
 class _FieldColumn:
-    """One field: its policy for nulls, then its transform."""
+    """One field: its policy for nulls, NaN among them, then its transform."""
 
     def __init__(self, field: Field, statistics: FieldStatistics | None) -> None:
         _check_feedable(field)
@@ -127,6 +128,8 @@ class _FieldColumn:
         array = contiguous(column)
         if self._shape and is_list(array.type):
             array = flat_values(array, self._shape, where)
+        if pa.types.is_floating(array.type):
+            array = finite_or_null(array, where)
         found: dict[str, Array | EncodedText] = {}
         if self._indicator is not None:
             missing = array.is_null().to_numpy(zero_copy_only=False)
@@ -144,7 +147,7 @@ class _FieldColumn:
     def _without_nulls(self, array: pa.Array, where: str) -> pa.Array:
         if self.field.nulls == "refuse":
             raise SchemaError(
-                f"{where} has {array.null_count} nulls among {len(array)} values.",
+                f"{where} has {array.null_count} nulls or NaN among {len(array)} values.",
                 fix=f"Give {self.field.name!r} a policy in the schema (nulls: indicator, or "
                 "nulls: {fill: VALUE}), or remove these rows in the ETL.",
             )

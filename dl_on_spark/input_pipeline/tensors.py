@@ -63,6 +63,24 @@ def flat_values(array: pa.Array, shape: tuple[int, ...], where: str) -> pa.Array
     return array
 
 
+def finite_or_null(array: pa.Array, where: str) -> pa.Array:
+    """Floats with every NaN as a null, as pandas and Spark's `na` functions count it.
+
+    Raises `SchemaError` for an infinite value: one would make every weight of the model NaN.
+    """
+    wide = array.cast(pa.float32()) if pa.types.is_float16(array.type) else array  # Arrow has no kernels for halfs
+    total = pc.sum(wide).as_py()
+    if total is None or math.isfinite(total):  # one fast pass; what is not finite never sums to a finite number
+        return array
+    if (infinite := pc.sum(pc.is_inf(wide)).as_py()) > 0:
+        raise SchemaError(
+            f"{where} has {infinite} infinite values among {len(array)}.",
+            fix="Correct or remove these rows in the ETL (a schema's checks put them into quarantine).",
+        )
+    missing = pc.fill_null(pc.is_nan(wide), False)
+    return pc.if_else(missing, pa.scalar(None, array.type), array) if pc.any(missing).as_py() else array
+
+
 @dataclass(frozen=True)
 class EncodedText:
     """A text column: row i is ``distinct[codes[i]]``.

@@ -8,10 +8,11 @@ import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import InputError
-from dl_on_spark.jobs.days import DaySplit
+from dl_on_spark.jobs.days import DaySplit, run_folder
 from dl_on_spark.jobs.evaluate import METRICS
 from dl_on_spark.lake import Snapshot, storage
 from dl_on_spark.registry import Metrics
@@ -19,6 +20,20 @@ from dl_on_spark.report import Page, RunOnPage, render
 from dl_on_spark.training import TrainingResult
 
 _PACKAGES = ("pyspark", "tensorflow", "keras", "pyarrow", "numpy")
+
+
+def run(
+    config: PipelineConfig, date: datetime.date, *, run_names: Sequence[str] = (), output: str | None = None
+) -> dict[str, Any]:
+    """Write the report on a date's runs: those named, or all of the date that are evaluated.
+
+    ``output``: default ``reports/<name>/<date>.html`` below the lake.
+    """
+    found = [run_folder(config, date, name) for name in run_names] or _evaluated(config, date)
+    names = [folder.rsplit("/", 1)[1].removeprefix(f"{date.isoformat()}-") for folder in found]
+    page = output or config.data_path(f"reports/{config.name}/{date.isoformat()}.html")
+    write(page, config, date, runs=found, names=names)
+    return {"report": page, "runs": ", ".join(names)}
 
 
 def write(
@@ -86,6 +101,16 @@ def write(
         ),
     )
     render(page, str(output))
+
+
+def _evaluated(config: PipelineConfig, date: datetime.date) -> list[str]:
+    """Folders of the date's runs that the evaluate job has judged."""
+    root = storage.join(config.data_path(config.training.checkpoint_dir), config.name)
+    names = [path.removesuffix(f"/{METRICS}") for path in storage.list_files(root) if path.endswith(f"/{METRICS}")]
+    found = [n for n in names if n.startswith(f"{date.isoformat()}-") and storage.exists(f"{root}/{n}/result.json")]
+    if not found:
+        raise InputError(f"{root} has no evaluated run of {date}.", fix="Run the train and evaluate jobs first.")
+    return [storage.join(root, name) for name in found]
 
 
 def _jobs(names: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import DataContractError, SchemaError
 from dl_on_spark.lake.schema import Field, Schema
+from dl_on_spark.lake.sources import CORRUPT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,6 +49,8 @@ def with_reasons(rows: DataFrame, schema: Schema, *, text: bool) -> DataFrame:
         )
     spark_types = {field.name: field.dataType for field in schema.to_spark()}
     reasons: list[Column] = []
+    if CORRUPT in rows.columns:
+        reasons.append(F.when(F.col(CORRUPT).isNotNull(), F.lit("row: its values do not fit the columns")))
     typed: dict[str, Column] = {}
     for field in schema.fields:
         column = F.col(f"`{field.name}`")
@@ -124,6 +127,10 @@ def _reasons(field: Field, column: Column, given: Column) -> Sequence[Column]:
     broken: list[tuple[Column, str]] = []
     if checks.not_null or not field.nullable:
         broken.append((given.isNull(), "null"))
+    if field.type in {"float", "double"}:
+        broken.append((F.abs(column) == F.lit(float("inf")), "infinite"))
+        if checks.not_null or not field.nullable:
+            broken.append((F.isnan(column), "NaN"))
     if checks.min is not None:
         broken.append((column < F.lit(checks.min), f"below {_text(checks.min)}"))
     if checks.max is not None:

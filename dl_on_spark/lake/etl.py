@@ -24,7 +24,7 @@ from dl_on_spark.lake.checks import (
 )
 from dl_on_spark.lake.ddl import fits
 from dl_on_spark.lake.schema import Schema
-from dl_on_spark.lake.sources import SOURCE_FILE, Source, missing_days, read_source
+from dl_on_spark.lake.sources import CORRUPT, SOURCE_FILE, Source, missing_days, read_source
 from dl_on_spark.lake.storage import join, write_bytes
 from dl_on_spark.lake.writes import WriteReport, write_partitions
 
@@ -104,7 +104,7 @@ def run_etl(
             rows = read_source(spark, source, first, last)
             if source.schema is not None:
                 rows = checked(rows, source.schema, source.name, text=source.format in {"csv", "json"})
-            inputs[source.name] = rows.drop(SOURCE_FILE)
+            inputs[source.name] = rows.drop(SOURCE_FILE, CORRUPT)
         features = _as_schema(transform(spark, inputs, first, last), schema)
         good = checked(features, schema, schema.name, text=False)
         if reports[-1].rows == reports[-1].rejected:

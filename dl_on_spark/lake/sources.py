@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +15,12 @@ from dl_on_spark.lake.storage import join, list_files, local_path, locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _HEADER_BYTES = 64 * 1024
 SOURCE_FILE = "source_file"
+# The text of a row that has more or fewer values than its header, or is no JSON; null for all others.
+CORRUPT = "_corrupt_record"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class Source:
 def read_source(spark: SparkSession, source: Source, first: datetime.date, last: datetime.date) -> DataFrame:
     """Rows of `first` to `last` (all rows without a partition column), text columns for CSV.
 
-    The column ``source_file`` names each row's file. CSV files may differ in the order of their columns.
+    The column ``source_file`` names each row's file; ``_corrupt_record`` (CSV, and JSON where there is one) holds
+    the text of a row that could not be split into its columns. CSV files may differ in the order of their columns.
     Raises `TableError` when no file is there for these days.
     """
     from pyspark.sql import functions as F
@@ -44,11 +50,15 @@ def read_source(spark: SparkSession, source: Source, first: datetime.date, last:
         header = _header(source, file) if source.format == "csv" else ""
         groups.setdefault(header, []).append(file)
     frames = []
-    for names in groups.values():
+    for header, names in groups.items():
         reader = spark.read.option("basePath", str(local_path(source.uri) or source.uri))  # no globs here
         paths = [_spark_path(join(source.uri, name)) for name in names]
+        if source.format in {"csv", "json"}:
+            reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", CORRUPT)
         if source.format == "csv":
-            reader = reader.option("header", True).option("mode", "PERMISSIVE")
+            # RFC 4180: a quote inside a quoted value is doubled. A reader that skips columns cannot count them.
+            reader = reader.option("header", True).option("escape", '"').option("columnPruning", False)
+            reader = reader.schema(_text_schema(source, header, names[0]))
         frame = reader.format(source.format).load(paths)
         frames.append(frame.withColumn(SOURCE_FILE, F.col("_metadata.file_path")))
     whole = frames[0]
@@ -91,7 +101,21 @@ def _header(source: Source, file: str) -> str:
         line: bytes = stream.read(_HEADER_BYTES).split(b"\n", 1)[0]
     if not line.strip():
         raise TableError(f"source {source.name!r}: {file} has no header line.", fix="Remove or mend the file.")
-    return line.decode(errors="replace").strip()
+    return line.decode("utf-8-sig", errors="replace").strip()
+
+
+def _text_schema(source: Source, header: str, file: str) -> StructType:
+    """Text columns by the header's names, and the one for rows that do not fit it."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    names = [name or f"_c{at}" for at, name in enumerate(next(csv.reader([header])))]
+    twice = [name for name, times in Counter(name.lower() for name in names).items() if times > 1]
+    if twice:
+        raise TableError(
+            f"source {source.name!r}: the header of {file} names column {twice[0]!r} twice.",
+            fix="Give each column a name of its own (letter case does not count).",
+        )
+    return StructType([StructField(name, StringType()) for name in (*names, CORRUPT)])
 
 
 def _spark_path(uri: str) -> str:

@@ -33,7 +33,7 @@ _SUMMARY = 1_001
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """One column: values and nulls counted; ``std`` is the population's. What does not apply is None.
+    """One column: values and nulls (NaN among them) counted; ``std`` is the population's. What does not apply is None.
 
     ``vocabulary``: most frequent first, ties by value. ``boundaries``: inner quantile boundaries.
     """
@@ -109,6 +109,7 @@ def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
         found["words"] = [[item["values"], item["counts"]] for item in counts.to_pylist()]
         return found
     numbers = _numbers(values)
+    found.update(count=int(numbers.size), nulls=len(column) - int(numbers.size))
     found.update(mean=0.0, squares=0.0, min=None, max=None)
     if numbers.size:
         mean = float(numbers.mean())
@@ -162,15 +163,27 @@ def _task(
             with RowGroupDecoder(snapshot, names) as decoder:
                 for group in range(task, snapshot.num_row_groups, tasks):
                     table = decoder.decode(group)
-                    partials.append({name: partial_of(table.column(name), schema[name]) for name in names})
+                    found = {name: partial_of(table.column(name), schema[name]) for name in names}
+                    _refuse_infinite(found, snapshot, group)
+                    partials.append(found)
             yield pa.RecordBatch.from_pydict({"partial": [json.dumps(merge(partials), default=str)]})
+
+
+def _refuse_infinite(found: dict[str, dict[str, Any]], snapshot: Snapshot, group: int) -> None:
+    for name, partial in found.items():
+        if any(math.isinf(partial.get(end) or 0.0) for end in ("min", "max")):
+            file = snapshot.files[int(snapshot.row_groups.file[group])].path or "the file"
+            raise SchemaError(
+                f"{snapshot.uri}: column {name!r} has an infinite value in {file}.",
+                fix="Correct or remove these rows in the ETL (a schema's checks put them into quarantine).",
+            )
 
 
 def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
     count, nulls = merged["count"], merged["nulls"]
     if count == 0:
         raise SchemaError(
-            f"column {spec.name!r} has only nulls, so its preprocessing ({spec.step}) has nothing to learn from.",
+            f"column {spec.name!r} has only nulls or NaN: its preprocessing ({spec.step}) has nothing to learn from.",
             fix="Check the ETL, or leave the field out of the schema's features.",
         )
     if "words" in merged:

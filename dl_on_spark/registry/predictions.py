@@ -88,7 +88,11 @@ def map_predictions(
                 for first in batch.column(0).to_pylist():
                     for group in range(first, pinned.num_row_groups, stride):
                         table = decoder.decode(group)
-                        inputs = preprocessor.apply(table.select(columns[: len(saved.schema.features)]))
+                        file = pinned.files[int(pinned.row_groups.file[group])].path or pinned.uri
+                        inputs = preprocessor.apply(
+                            table.select(columns[: len(saved.schema.features)]),
+                            source=f"{file}, row group {int(pinned.row_groups.index[group])}",
+                        )
                         scores = _in_batches(predict, inputs, table.num_rows, rows_at_once)
                         yield from result(table.select(kept), scores)
 

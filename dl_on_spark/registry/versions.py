@@ -1,7 +1,7 @@
 """Published models: a folder a version, complete before the pointer names it.
 
 models/<name>/versions/<v>/model.keras schema.yaml statistics.json metrics.json lineage.json
-models/<name>/current.json      {"version": v, ...}, replaced in one step
+models/<name>/current.json      {"version": v, "before": [...], ...}, replaced in one step
 """
 
 from __future__ import annotations
@@ -47,10 +47,18 @@ class Registry:
         ``lineage["model_sha256"]`` identifies the model. The lineage file is written last: a version without
         it is not complete and never becomes current. ``instead_of``: the version (None: no version) that the
         gate compared the model with. Raises `InputError` when another one became current meanwhile: then
-        the pointer stays, and of two publishers one wins.
+        the pointer stays, and of two publishers one wins. Raises it too for a version that was current once
+        and is no more: a job that is run again undoes no rollback.
         """
         same = [v for v in self.versions() if v.lineage["model_sha256"] == lineage["model_sha256"]]
         version = same[-1] if same else self._add(files, lineage)
+        pointer = self._pointer()
+        if version.number in pointer.get("before", ()) and version.number != pointer["version"]:
+            raise InputError(
+                f"this model is version {version.number} of {self._name!r}, which was current before version "
+                f"{pointer['version']} is.",
+                fix=f"To go back to it: dl-on-spark rollback --version {version.number}.",
+            )
         self._point(version.number, lineage.get("forced"), instead_of)
         return version
 
@@ -159,14 +167,22 @@ class Registry:
             yield
 
     def _current_number(self) -> int | None:
+        found = self._pointer()
+        return int(found["version"]) if found else None
+
+    def _pointer(self) -> dict[str, Any]:
+        """The pointer's file; empty before the first publication."""
         try:
-            return int(json.loads(storage.read_bytes(storage.join(self._root, _CURRENT)))["version"])
+            found: dict[str, Any] = json.loads(storage.read_bytes(storage.join(self._root, _CURRENT)))
         except FileNotFoundError:
-            return None
+            return {}
+        return found
 
     def _write_pointer(self, number: int, forced: str | None) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        pointer = {"version": number, "since": now, "by": _user(), "forced": forced}
+        old = self._pointer()
+        before = {*old.get("before", ()), *([old["version"]] if old else [])}
+        pointer = {"version": number, "since": now, "by": _user(), "forced": forced, "before": sorted(before)}
         storage.write_bytes(storage.join(self._root, _CURRENT), json.dumps(pointer).encode())
 
     def _version(self, number: int) -> Version:

@@ -171,3 +171,35 @@ def test_scoring_may_lack_the_label_but_no_feature():
     assert list(preprocessor.apply(pa.table({"x": pa.array([1], pa.int32())}))) == ["x"]
     with pytest.raises(SchemaError, match="no column 'x'"):
         preprocessor.apply(pa.table({"y": pa.array([1], pa.int32())}))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_is_a_null_to_every_policy(kind):
+    column = pa.array([1.0, NAN, None, 3.0], pa.float32()).cast(kind)
+    with pytest.raises(SchemaError, match="Column 'x' of part-0 has 2 nulls or NaN among 4 values"):
+        apply({"type": "double"}, column)
+    assert apply({"type": "double", "nulls": {"fill": -1}}, column).tolist() == [1, -1, -1, 3]
+    told = apply({"type": "double", "nulls": "indicator", "preprocess": "standardize"}, column, mean=2.0, std=1.0)
+    assert told["x"].tolist() == [-1, 0, 0, 1]
+    assert told["x_is_null"].tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_an_infinite_value_is_refused_whatever_the_policy(kind):
+    for value in (float("inf"), -float("inf")):
+        with pytest.raises(SchemaError, match="Column 'x' of part-0 has 1 infinite values among 3"):
+            apply({"type": "double", "nulls": "indicator"}, pa.array([1.0, value, NAN], pa.float64()).cast(kind))
+
+
+def test_finite_numbers_whose_sum_overflows_are_kept():
+    large = float(np.finfo(np.float64).max)
+    assert apply({"type": "double"}, pa.array([large, large, -large])).tolist() == [large, large, -large]
+
+
+def test_nan_inside_a_list_is_a_null_too():
+    column = pa.array([[1.0, NAN], [2.0, 3.0]], pa.list_(pa.float32()))
+    spec = {"type": "array<float>", "shape": [2], "nulls": {"fill": 0}}
+    assert apply(spec, column).tolist() == [[1, 0], [2, 3]]

@@ -1,4 +1,4 @@
-"""The five jobs are spark-submit jobs: on a local master and on a real standalone cluster."""
+"""The jobs are spark-submit jobs: on a local master and on a real standalone cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def master(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_the_five_jobs_run_one_after_the_other_and_score_the_next_day(
+def test_the_jobs_run_one_after_the_other_and_score_the_next_day(
     master: list[str], py_files: Path, raw_flights: Path, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
@@ -79,6 +79,10 @@ def test_the_five_jobs_run_one_after_the_other_and_score_the_next_day(
     assert published["version"] == 1
     scored = last_json(submit(master, py_files, "score", lake, "--date", NEXT_DAY.isoformat(), "--json"))
     assert scored["rows"] > 500
+
+    page = Path(last_json(submit(master, py_files, "report", lake, *day))["report"])
+    assert page == lake / "reports" / "flight_delay" / f"{DATE}.html"
+    assert "Calibration on the held-out days" in page.read_text(encoding="utf-8")
 
     refused = submit(master, py_files, "publish", lake, *day, "--set", "gate.floor=0.999")
     said = refused.stdout + refused.stderr  # spark-submit puts the program's errors on its own output

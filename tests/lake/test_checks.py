@@ -110,3 +110,33 @@ fields:
         assert checked.drop("reasons").schema.simpleString() == typed.schema.simpleString()
         found = {row.word: set(row.reasons) for row in checked.collect()}
         assert found == {"a": set(), "c": expected, None: {"n: null"}}
+
+
+def test_what_is_no_finite_number_or_no_whole_row_is_a_reason(spark: SparkSession) -> None:
+    schema = Schema.from_yaml(
+        """
+name: t
+fields:
+  id: {type: int}
+  x: {type: double, nullable: false}
+  y: {type: float}
+"""
+    )
+    rows = [
+        ("1", "NaN", "NaN", None),
+        ("2", "-Infinity", "1", None),
+        ("3", "1", "Infinity", None),
+        ("4", None, None, None),
+        ("5", "2", "3", "5,2,3,4"),
+        ("6", "2", "3", None),
+    ]
+    frame = spark.createDataFrame(rows, "id string, x string, y string, _corrupt_record string")
+    checked = with_reasons(frame, schema, text=True).collect()
+    assert {row.id: row.reasons for row in checked} == {
+        1: ["x: NaN"],
+        2: ["x: infinite"],
+        3: ["y: infinite"],
+        4: ["x: null"],
+        5: ["row: its values do not fit the columns"],
+        6: [],
+    }

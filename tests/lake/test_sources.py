@@ -68,3 +68,25 @@ def test_a_day_of_a_header_alone_has_no_rows_and_is_there(spark: SparkSession, r
     third = datetime.date(2013, 6, 3)
     assert read_source(spark, source, third, third).count() == 0
     assert missing_days(source, FIRST, LAST) == []
+
+
+def test_rows_that_do_not_fit_their_header_are_marked_with_their_text(spark: SparkSession, tmp_path: Path) -> None:
+    text = 'a,b\n1,x\n2,y,lost\n3\n"say ""no"", twice",z\n,\n'
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    rows = read_source(spark, Source("s", str(tmp_path)), FIRST, LAST).collect()
+    assert [(row.a, row._corrupt_record) for row in rows] == [
+        ("1", None),
+        ("2", "2,y,lost"),
+        ("3", "3"),
+        ('say "no", twice', None),
+        (None, None),
+    ]
+    # A column alone is enough to see it: Spark must not leave out the others while it counts.
+    alone = read_source(spark, Source("s", str(tmp_path)), FIRST, LAST).where("_corrupt_record is not null")
+    assert sorted(row.a for row in alone.select("a").collect()) == ["2", "3"]
+
+
+def test_a_header_with_a_name_twice_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,A\n1,2,3\n")
+    with pytest.raises(TableError, match=r"header of t\.csv names column 'a' twice"):
+        read_source(spark, Source("s", str(tmp_path)), FIRST, LAST)

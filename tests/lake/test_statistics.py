@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PythonException
 
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import Schema, Statistics, compute_statistics, open_table
 from dl_on_spark.lake.statistics import _finish, merge, partial_of
+from dl_on_spark.launch.barrier import input_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +92,7 @@ def test_a_column_of_nulls_has_nothing_to_learn_from(spark: SparkSession, tmp_pa
     nothing = pa.array([None, None], pa.float64())
     y = pa.array([0, 1], pa.int32())
     pq.write_table(pa.table({"x": nothing, "q": [1.0, 2.0], "word": ["a", "b"], "y": y}), tmp_path / "t.parquet")
-    with pytest.raises(SchemaError, match="'x' has only nulls"):
+    with pytest.raises(SchemaError, match="'x' has only nulls or NaN"):
         compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
 
 
@@ -132,3 +135,16 @@ def test_statistics_are_those_of_the_filtered_snapshot_and_survive_json(spark: S
     assert found.fields["q"].boundaries == (1.0, 2.0, 3.0)
     assert found.label_means == {"y": 0.2}
     assert Statistics.from_json(found.to_json()) == found
+
+
+def test_nan_counts_as_a_null_and_an_infinite_value_is_refused_by_file(spark: SparkSession, tmp_path: Path) -> None:
+    columns = {"q": [1.0] * 5, "word": ["a"] * 5, "y": pa.array([0] * 5, pa.int32())}
+    pq.write_table(pa.table({"x": [1.0, None, math.nan, 3.0, 5.0], **columns}), tmp_path / "a.parquet")
+    found = compute_statistics(spark, open_table(tmp_path).snapshot(), SCHEMA).fields["x"]
+    assert (found.count, found.nulls, found.mean, found.min, found.max) == (3, 2, 3.0, 1.0, 5.0)
+    assert found.std == pytest.approx(math.sqrt(8 / 3))
+    pq.write_table(pa.table({"x": [1.0, -math.inf, 2.0, 3.0, 5.0], **columns}), tmp_path / "b.parquet")
+    with pytest.raises(PythonException) as raised:
+        compute_statistics(spark, open_table(tmp_path).snapshot(), SCHEMA)
+    told = input_error(raised.value)
+    assert isinstance(told, SchemaError) and "'x' has an infinite value in b.parquet" in told.message

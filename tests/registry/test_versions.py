@@ -67,6 +67,20 @@ def test_rollback_goes_one_back_or_to_the_version_named(tmp_path: Path) -> None:
     assert pointer["version"] == 1 and pointer["by"]
 
 
+def test_a_job_that_is_run_again_undoes_no_rollback(tmp_path: Path) -> None:
+    for model in "ab":
+        _publish(tmp_path, model)
+    registry = Registry(str(tmp_path), "m")
+    registry.roll_back()
+    with pytest.raises(InputError, match=r"this model is version 2 .* current before version 1 is") as caught:
+        _publish(tmp_path, "b")
+    assert "rollback --version 2" in (caught.value.fix or "")
+    assert _publish(tmp_path, "a") == 1  # the current one's own job
+    assert registry.roll_back(2).number == 2
+    with pytest.raises(InputError, match="version 1"):
+        _publish(tmp_path, "a")  # a night that was replaced by the next
+
+
 def test_a_current_version_that_was_removed_is_named_and_rollback_still_works(tmp_path: Path) -> None:
     registry = Registry(str(tmp_path), "m")
     for model in "ab":

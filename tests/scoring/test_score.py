@@ -155,3 +155,19 @@ def test_a_model_file_that_changed_after_it_was_chosen_is_not_used(
     with pytest.raises(PythonException, match="changed while it was read"):
         _score(spark, model, tmp_path, "date = '2024-01-01'")
     assert not (tmp_path / "scores").exists()
+
+
+def test_nan_is_scored_as_a_null_and_an_infinite_value_is_refused_by_file(
+    spark: SparkSession, model: SavedModel, tmp_path: Path
+) -> None:
+    write_day(tmp_path / "table", "2024-01-02", [1.0, float("nan"), None], None)
+    _score(spark, model, tmp_path, "date = '2024-01-02'")
+    scores = [row["score"] for row in _scores(tmp_path)]
+    assert scores == pytest.approx(expected_scores([1.0, 0.0, 0.0], MEAN, STD), rel=1e-5)
+    write_day(tmp_path / "table", "2024-01-02", [1.0, float("inf")], None)
+    with pytest.raises(PythonException) as raised:
+        _score(spark, model, tmp_path, "date = '2024-01-02'")
+    told = input_error(raised.value)
+    assert told is not None and "Column 'x' of date=2024-01-02/part-00000.parquet, row group 0" in told.message
+    assert "1 infinite values" in told.message
+    assert [row["score"] for row in _scores(tmp_path)] == scores
