@@ -29,6 +29,7 @@ def flight_features(
         "wind_speed",
         "precip",
         "visib",
+        "pressure",
     )
     planes = sources["planes"].select("tailnum", F.col("year").alias("built"), "seats")
     joined = flights.join(F.broadcast(weather), ["origin", "time_hour"], "left").join(
@@ -50,6 +51,7 @@ def flight_features(
         F.col("wind_speed").cast("float").alias("wind_speed"),
         F.col("precip").cast("float").alias("precipitation"),
         F.col("visib").cast("float").alias("visibility"),
+        F.col("pressure").cast("float").alias("pressure"),
         (F.year("date") - F.col("built")).cast("float").alias("plane_age"),
         F.col("seats").cast("float").alias("seats"),
         (F.col("arr_delay") > 15).cast("int").alias("delayed"),

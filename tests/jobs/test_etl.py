@@ -54,9 +54,9 @@ def _run(spark: SparkSession, lake: Path, flights: list[str]) -> dict[str, Any]:
     _write(
         lake,
         f"weather/date={DAY}/weather.csv",
-        "origin,time_hour,temp,humid,wind_speed,precip,visib",
-        "EWR,2013-06-01T12:00:00Z,70,50,5,0,10",
-        "EWR,2013-06-01T13:00:00Z,99,99,99,0,1",
+        "origin,time_hour,temp,humid,wind_speed,precip,visib,pressure",
+        "EWR,2013-06-01T12:00:00Z,70,50,5,0,10,1013",
+        "EWR,2013-06-01T13:00:00Z,99,99,99,0,1,990",
     )
     _write(lake, "planes/planes.csv", "tailnum,year,seats", "N1,2003,150")
     return _job(spark, lake, DAY)
