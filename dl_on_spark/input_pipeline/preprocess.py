@@ -27,8 +27,11 @@ from dl_on_spark.input_pipeline.tensors import (
     flat_values,
     is_list,
     is_text,
+    padded_values,
     to_numpy,
+    vector_values,
 )
+from dl_on_spark.lake.ddl import is_vector
 from dl_on_spark.lake.schema import Field, Schema
 
 if TYPE_CHECKING:
@@ -126,8 +129,8 @@ class _FieldColumn:
     def arrays(self, column: pa.ChunkedArray, source: str) -> dict[str, Array | EncodedText]:
         where = f"Column {self.field.name!r} of {source}"
         array = contiguous(column)
-        if self._shape and is_list(array.type):
-            array = flat_values(array, self._shape, where)
+        if self._shape:
+            array = self._flat(array, where)
         if pa.types.is_floating(array.type):
             array = finite_or_null(array, where)
         found: dict[str, Array | EncodedText] = {}
@@ -143,6 +146,13 @@ class _FieldColumn:
             values[missing] = 0  # the mean: the indicator alone speaks for a missing value
         found[self.field.name] = values.reshape(-1, *self._shape)
         return found
+
+    def _flat(self, array: pa.Array, where: str) -> pa.Array:
+        if is_vector(array.type):
+            return vector_values(array, self._shape[0], where)
+        if self.field.pad is not None:
+            return padded_values(array, self._shape[0], self.field.pad, where)
+        return flat_values(array, self._shape, where)
 
     def _without_nulls(self, array: pa.Array, where: str) -> pa.Array:
         if self.field.nulls == "refuse":
@@ -228,6 +238,9 @@ def _check_feedable(field: Field) -> None:
     problem = None
     if field.codec is not None:
         problem = f"is encoded ({field.codec}), and encoded tensors cannot be fed"
+    elif is_vector(field.arrow_type):
+        if len(field.shape or ()) != 1:
+            problem = "is a vector without a shape of one number"
     elif is_list(field.arrow_type) and not field.shape:
         problem = f"is a list ({field.type}) of any length"
     elif field.shape and not is_list(field.arrow_type):
@@ -235,7 +248,8 @@ def _check_feedable(field: Field) -> None:
     if problem is not None:
         raise SchemaError(
             f"Field {field.name!r} {problem}.",
-            fix="Give lists of one length a `shape` (pad or cut them in the ETL), or give the field no role.",
+            fix="Give lists and vectors their `shape`, and lists of several lengths a `pad` value too; or give the "
+            "field no role.",
         )
 
 

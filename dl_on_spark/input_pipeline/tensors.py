@@ -7,7 +7,8 @@
 | timestamp | int64, microseconds since 1970-01-01 UTC |
 | decimal | float64 |
 | string / binary | object array of `str` / `bytes` |
-| lists of one fixed shape | flat values, to be reshaped to (rows, \\*shape) |
+| lists of one fixed shape, or padded to it | flat values, to be reshaped to (rows, \\*shape) |
+| Spark ML vectors, dense or sparse | flat float64 values, to be reshaped to (rows, size) |
 """
 
 from __future__ import annotations
@@ -79,6 +80,54 @@ def finite_or_null(array: pa.Array, where: str) -> pa.Array:
         )
     missing = pc.fill_null(pc.is_nan(wide), False)
     return pc.if_else(missing, pa.scalar(None, array.type), array) if pc.any(missing).as_py() else array
+
+
+def padded_values(array: pa.Array, size: int, pad: Any, where: str) -> pa.Array:
+    """Values of a list column, each list filled up with ``pad`` to ``size``: ``rows × size`` of them.
+
+    A null list becomes nulls. Raises `SchemaError` for a longer list: values are never cut.
+    """
+    lengths = pc.list_value_length(array)
+    longest = pc.max(lengths).as_py() or 0
+    if longest > size:
+        raise SchemaError(
+            f"{where}: a list of {longest} values where the schema's shape asks for {size} at most.",
+            fix="Raise `shape` in the schema, or cut the lists in the ETL.",
+        )
+    counts = pc.fill_null(lengths, 0).to_numpy()
+    inside = np.arange(size)[None, :] < counts[:, None]
+    # Position of each list's values among all of them; what is outside of its list is taken from nowhere.
+    at = np.cumsum(counts) - counts
+    indices = pa.array((at[:, None] + np.arange(size)).reshape(-1), mask=~inside.reshape(-1))
+    values = array.flatten()
+    taken = values.take(indices)
+    outside = ~inside & lengths.is_valid().to_numpy(zero_copy_only=False)[:, None]
+    return pc.if_else(pa.array(outside.reshape(-1)), pa.scalar(pad, values.type), taken)
+
+
+def vector_values(array: pa.Array, size: int, where: str) -> pa.Array:
+    """Values of Spark ML vectors, dense and sparse, as ``rows × size`` float64; a null vector becomes nulls."""
+    kinds, sizes, indices, values = array.flatten()  # each with the nulls of the vectors
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    dense = valid & (pc.fill_null(kinds, -1).to_numpy() == 1)
+    counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+    lengths = np.where(dense, counts, pc.fill_null(sizes, 0).to_numpy())
+    wrong = np.flatnonzero(valid & (lengths != size))
+    if wrong.size:
+        raise SchemaError(
+            f"{where}: a vector of {lengths[wrong[0]]} values where the schema's shape asks for {size}.",
+            fix="Correct `shape` in the schema, or make vectors of one size in the ETL.",
+        )
+    numbers = np.asarray(values.flatten().to_numpy(zero_copy_only=False), np.float64)
+    if dense.all():
+        return pa.array(numbers)
+    found = np.zeros((len(array), size))
+    rows = np.repeat(np.arange(len(array)), counts)
+    in_dense = dense[rows]
+    found[dense] = numbers[in_dense].reshape(-1, size)
+    places = indices.filter(pa.array(~dense & valid)).flatten().to_numpy(zero_copy_only=False)
+    found[rows[~in_dense], places] = numbers[~in_dense]
+    return pa.array(found.reshape(-1), mask=np.repeat(~valid, size))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ import pyarrow as pa
 
 from dl_on_spark.errors import SchemaError
 
+# Spark ML's VectorUDT as Parquet holds it: type 0 is sparse (size, indices, values), type 1 dense (values alone).
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -27,6 +31,7 @@ _PLAIN = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
+    "vector": VECTOR,
 }
 _DECIMAL = re.compile(r"(?:decimal|numeric|dec)(?:\((\d+)(?:,(\d+))?\))?")
 
@@ -58,9 +63,26 @@ def fits(have: pa.DataType, need: pa.DataType) -> bool:
     if pa.types.is_decimal(have) and pa.types.is_decimal(need):
         whole = have.precision - have.scale <= need.precision - need.scale
         return bool(have.scale <= need.scale and whole)
+    if need == VECTOR:
+        return is_vector(have)
     if _is_list(have) and pa.types.is_list(need):
         return fits(have.value_type, need.value_type)
     return any(kind(have) and kind(need) for kind in (_is_text, _is_bytes, pa.types.is_date, _is_timestamp))
+
+
+def element_type(kind: pa.DataType) -> pa.DataType:
+    """What a list holds, however deep, and float64 for a vector; any other type is its own."""
+    while _is_list(kind):
+        kind = kind.value_type
+    return pa.float64() if is_vector(kind) else kind
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds Spark ML vectors, whatever its lists and fields are called inside."""
+    names = ["type", "size", "indices", "values"]
+    if not pa.types.is_struct(kind) or [field.name for field in kind] != names:
+        return False
+    return all(fits(have.type, need.type) for have, need in zip(kind, VECTOR, strict=True))
 
 
 def _parse(text: str) -> pa.DataType | None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
 from dl_on_spark.errors import TableError
-from dl_on_spark.lake import where
+from dl_on_spark.lake import nested, where
 from dl_on_spark.lake.snapshot import Snapshot
 from dl_on_spark.lake.storage import locate
 
@@ -23,7 +23,8 @@ _OPEN_FILES = 64
 class RowGroupDecoder:
     """Decodes row groups of `snapshot`; safe to call from several threads.
 
-    ``columns``: which of the snapshot's columns (default: all). ``use_threads``: decode columns of a
+    ``columns``: which of the snapshot's columns (default: all); a field of a struct by its dotted name, of which
+    no other field is read. ``use_threads``: decode columns of a
     row group side by side. ``dictionary_text``: text columns come dictionary-encoded, as Parquet mostly
     stores them, instead of as one string per row. Open files are kept, at most 64 of them.
     """
@@ -38,13 +39,14 @@ class RowGroupDecoder:
     ) -> None:
         self._snapshot = snapshot
         names = list(snapshot.schema.names if columns is None else columns)
-        missing = [name for name in names if name not in snapshot.schema.names]
+        fields = {name: nested.field_of(snapshot.schema, name) for name in names}
+        missing = [name for name in names if fields[name] is None]
         if missing:
             raise TableError(
                 f"{snapshot.uri} has no column {missing[0]!r} (columns: {', '.join(snapshot.schema.names)}).",
                 fix="Mend the selection or the schema file.",
             )
-        self._schema = pa.schema([snapshot.schema.field(name) for name in names])
+        self._schema = pa.schema(list(fields.values()))
         self._use_threads = use_threads
         self._place = locate(snapshot.uri)
         self._local = isinstance(self._place.filesystem, pafs.LocalFileSystem)
@@ -97,7 +99,8 @@ class RowGroupDecoder:
         groups = self._snapshot.row_groups
         index = int(groups.file[i])
         data_file = self._snapshot.files[index]
-        wanted = [*schema, *(self._snapshot.table_schema.field(n) for n in sorted(more - set(schema.names)))]
+        of_table = self._snapshot.table_schema
+        wanted = [*schema, *(nested.field_of(of_table, name) for name in sorted(more - set(schema.names)))]
         stored = [field.name for field in wanted if field.name not in self._partition_names]
         try:
             source = self._open(index)
@@ -115,7 +118,9 @@ class RowGroupDecoder:
             if field.name in self._partition_names:
                 columns.append(pa.repeat(pa.scalar(data_file.partition[field.name], field.type), rows))
             else:
-                column = table.column(field.name)
+                path = nested.path_of(of_table, field.name)
+                assert path is not None  # the snapshot has the column
+                column = nested.column_of(table, path)
                 kept = column.type == field.type or (
                     field.name in self._dictionaries and pa.types.is_dictionary(column.type)
                 )

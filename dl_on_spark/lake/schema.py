@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from pydantic import Field as PydanticField
 
 from dl_on_spark.errors import SchemaError
-from dl_on_spark.lake import ddl
+from dl_on_spark.lake import ddl, nested
 from dl_on_spark.lake.preprocess_spec import Preprocess, checked
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Checks(BaseModel):
 
 
 class Field(BaseModel):
-    """One column. ``type`` is Spark DDL; ``shape`` and ``dtype`` describe the tensor of one row."""
+    """One column. ``type`` is Spark DDL, or ``vector`` for Spark ML's; ``shape`` and ``dtype`` describe the tensor
+    of one row. ``pad``: the value that fills lists up which are shorter than ``shape``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,6 +68,7 @@ class Field(BaseModel):
     role: Role | None = None
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    pad: Any = None
     codec: Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"] | None = None
     nulls: Literal["refuse", "indicator"] | dict[Literal["fill"], Any] = "refuse"
     checks: Checks = Checks()
@@ -88,14 +90,18 @@ class Field(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kind = self.arrow_type
-        text = pa.types.is_string(kind)
-        number = not any(is_(kind) for is_ in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
+        kind, element = self.arrow_type, ddl.element_type(self.arrow_type)
+        if self.step is not None and ddl.is_vector(kind):
+            raise ValueError("a vector is fed as it is; preprocess it with Spark ML's stages")
+        if self.pad is not None and not (pa.types.is_list(self.arrow_type) and len(self.shape or ()) == 1):
+            raise ValueError("pad needs a list and a shape of one number")
+        text, scalar_text = pa.types.is_string(element), pa.types.is_string(kind)
+        number = not any(is_(element) for is_ in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
         if self.step in {"standardize", "bucketize"} and not number:
             raise ValueError(f"preprocess {self.step} needs numbers, not {self.type}")
         if self.step == "vocabulary" and not (number or text):
             raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
-        if self.checks.regex is not None and not text:
+        if self.checks.regex is not None and not scalar_text:
             raise ValueError(f"checks.regex needs text, not {self.type}")
         for name, values in (
             ("min", (self.checks.min,)),
@@ -265,14 +271,15 @@ class Schema:
         """Raise `SchemaError` unless `have` holds `columns` (default: all fields) with types that fit."""
         for name in [field.name for field in self.fields] if columns is None else columns:
             field = self[name]
-            if name not in have.names:
-                near = difflib.get_close_matches(name, have.names, n=1)
+            found = nested.field_of(have, name)
+            if found is None:
+                near = difflib.get_close_matches(name, nested.names_of(have), n=1)
                 raise SchemaError(
                     f"{uri} has no column {name!r}, which {self.source} asks for.",
                     fix=(f"Did you mean {near[0]!r}? " if near else "")
                     + f"Columns of the table: {', '.join(have.names)}.",
                 )
-            kind = have.field(name).type
+            kind = found.type
             if not ddl.fits(kind, field.arrow_type):
                 raise SchemaError(
                     f"{uri}: column {name!r} has type {kind}; {self.source} asks for {field.type}.",
@@ -285,10 +292,14 @@ class Schema:
 
     def to_spark(self) -> StructType:
         """Spark's StructType of all fields."""
+        from pyspark.ml.linalg import VectorUDT
         from pyspark.sql.pandas.types import from_arrow_type
-        from pyspark.sql.types import StructField, StructType
+        from pyspark.sql.types import DataType, StructField, StructType
 
-        return StructType([StructField(f.name, from_arrow_type(f.arrow_type), f.nullable) for f in self.fields])
+        def spark_type(kind: pa.DataType) -> DataType:
+            return VectorUDT() if kind == ddl.VECTOR else from_arrow_type(kind)
+
+        return StructType([StructField(f.name, spark_type(f.arrow_type), f.nullable) for f in self.fields])
 
     def to_unischema(self) -> Any:
         """petastorm's Unischema of all fields (extra ``petastorm``)."""
@@ -347,8 +358,7 @@ def _comparable(value: Any, kind: pa.DataType) -> bool:
 
 
 def _dtype(kind: pa.DataType) -> str:
-    while pa.types.is_list(kind):
-        kind = kind.value_type
+    kind = ddl.element_type(kind)
     if pa.types.is_decimal(kind):
         return "float64"
     if pa.types.is_date(kind):

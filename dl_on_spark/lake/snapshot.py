@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dl_on_spark.lake import nested
+
 PartitionValue = int | str | datetime.date | None
 Counts = npt.NDArray[np.int64]
 
@@ -70,7 +72,7 @@ class Snapshot:
         """The selected columns, in the order of the selection."""
         if self.columns is None:
             return self.table_schema
-        return pa.schema([self.table_schema.field(name) for name in self.columns])
+        return pa.schema([nested.field_of(self.table_schema, name) for name in self.columns])
 
     @cached_property
     def rows(self) -> int:

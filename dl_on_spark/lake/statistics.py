@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dl_on_spark.errors import SchemaError
+from dl_on_spark.lake import ddl
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.schema import Field, Schema
 from dl_on_spark.lake.snapshot import Snapshot
@@ -102,6 +103,8 @@ def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) 
 
 def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
     """Mergeable summary of one column of some rows, as plain values."""
+    while ddl.element_type(column.type) != column.type:  # one mean, or one vocabulary, for all places of a list
+        column = pc.list_flatten(column)
     values = column.drop_null()
     found: dict[str, Any] = {"count": len(values), "nulls": column.null_count}
     if spec.step == "vocabulary":

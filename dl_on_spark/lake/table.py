@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dl_on_spark.errors import TableError
-from dl_on_spark.lake import where
+from dl_on_spark.lake import nested, where
 from dl_on_spark.lake.formats import FORMATS
 from dl_on_spark.lake.formats.content import Content
 from dl_on_spark.lake.predicates import Range
@@ -43,7 +43,7 @@ class Table:
         return replace(self, predicate=whole)
 
     def select(self, columns: Iterable[str]) -> Self:
-        """These columns, in this order."""
+        """These columns, in this order; a field of a struct by its dotted name."""
         return replace(self, columns=tuple(columns))
 
     @property
@@ -51,7 +51,7 @@ class Table:
         """Arrow schema of the selected columns, partition columns last when none are selected."""
         schema = self._content()[1].schema
         names = self._selected(schema)
-        return schema if names is None else pa.schema([schema.field(name) for name in names])
+        return schema if names is None else pa.schema([nested.field_of(schema, name) for name in names])
 
     def snapshot(self) -> Snapshot:
         """Pin files, row groups and row counts as they are now.
@@ -97,8 +97,8 @@ class Table:
 
     def _selected(self, schema: pa.Schema) -> tuple[str, ...] | None:
         for name in self.columns or ():
-            if name not in schema.names:
-                near = difflib.get_close_matches(name, schema.names, n=1)
+            if nested.path_of(schema, name) is None:
+                near = difflib.get_close_matches(name, nested.names_of(schema), n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(schema.names)}."
                 raise TableError(f"{self.uri} has no column {name!r}.", fix=hint)
         return self.columns
@@ -162,7 +162,9 @@ def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, 
             continue
         nulls = found.null_count if found.has_null_count else None
         only_nulls = nulls is not None and nulls == group.num_rows
-        kind = schema.field(name).type
+        field = nested.field_of(schema, name)
+        assert field is not None  # the filter was parsed with this schema
+        kind = field.type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         low, high = (found.min, found.max) if found.has_min_max else (None, None)

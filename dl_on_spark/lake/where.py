@@ -2,9 +2,9 @@
 
 Comparisons of a column with a value, IN, BETWEEN, IS [NOT] NULL, AND, OR, NOT and date or timestamp
 literals, under SQL's three-valued logic: a row passes when the expression is true, not when it is
-null. One tree (`lake.predicates`) serves three purposes: partitions and row groups are pruned by the
-outcomes that their ranges leave possible, and rows are filtered by the same tree as an Arrow expression.
-A timestamp literal without a zone is UTC.
+null. A field of a struct is named with dots. One tree (`lake.predicates`) serves three purposes: partitions
+and row groups are pruned by the outcomes that their ranges leave possible, and rows are filtered by the
+same tree as an Arrow expression. A timestamp literal without a zone is UTC.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sqlglot import expressions as sql
 from sqlglot.errors import SqlglotError
 
 from dl_on_spark.errors import TableError
+from dl_on_spark.lake import nested
 from dl_on_spark.lake.predicates import Compare, In, IsNull, Junction, Node, Not, Range
 
 
@@ -120,15 +121,17 @@ class _Builder:
         if not isinstance(node, sql.Column):
             raise self._refuse(node, "a column's name is expected here")
         name = ".".join(part.name for part in node.parts)
-        names = {known.lower(): known for known in self._schema.names}  # Spark's names ignore case
-        found = name if name in self._schema.names else names.get(name.lower())
+        known = nested.names_of(self._schema)
+        found = name if name in known else {one.lower(): one for one in known}.get(name.lower())  # as Spark's names
         if found is None:
-            near = difflib.get_close_matches(name, self._schema.names, n=1)
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {', '.join(self._schema.names)}."
             start = node.parts[0].meta.get("start")
             at = "" if start is None else f" (at character {start + 1})"
             raise _UnknownColumn(name, _wrong(self._uri, self._text, f"there is no column {name!r}{at}", hint))
-        kind = self._schema.field(found).type
+        field = nested.field_of(self._schema, found)
+        assert field is not None
+        kind = field.type
         return found, kind.value_type if pa.types.is_dictionary(kind) else kind
 
     def _value(self, node: Any, column: str, kind: pa.DataType) -> Any:
