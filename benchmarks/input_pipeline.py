@@ -39,7 +39,7 @@ from rich.table import Table as Grid
 
 from dl_on_spark.input_pipeline import BlockFeed, Cursor, RankReader, SamplePlan, open_table, to_tf_dataset
 from dl_on_spark.input_pipeline.block_feed import step_of
-from dl_on_spark.input_pipeline.table import schema_of
+from dl_on_spark.input_pipeline.feedable import schema_of
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.statistics import FieldStatistics, Statistics
 

@@ -31,6 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+table = typer.Typer(name="table", help="Look at a table on the lake.", no_args_is_help=True)
+app.add_typer(table)
+
 Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
 Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override: training.epochs=5. May be repeated.")]
@@ -192,6 +195,36 @@ def package(
     folders = include or [folder for folder in (Path("examples"),) if folder.is_dir()]
     names = build_archive(output, folders)
     _show("package", {"archive": str(output), "files": len(names), "bytes": output.stat().st_size}, as_json)
+
+
+@table.command("inspect")
+def inspect_table(
+    uri: Annotated[str, typer.Argument(help="A folder, a file or a URI.")],
+    format: Annotated[str, typer.Option(help="auto, or a table format by name.")] = "auto",
+    version: Annotated[str | None, typer.Option(help="Version or timestamp, for formats that have them.")] = None,
+    where: Annotated[str | None, typer.Option(help="A filter, as of Table.where.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="Show how this schema feeds the columns.")] = None,
+    workers: Annotated[int, typer.Option(help="Split over so many workers.")] = 2,
+    batch: Annotated[int, typer.Option(help="Rows of a step over all workers.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Snapshot, sizes, skew, types, what can be fed and what not, and the split over workers."""
+    from dl_on_spark.jobs import inspect_table as job
+    from dl_on_spark.lake import Schema
+
+    found = job.inspect(
+        uri,
+        format=format,
+        version=version,
+        where=where,
+        schema=None if schema is None else Schema.load(schema),
+        num_workers=workers,
+        global_batch_size=batch,
+    )
+    if as_json:
+        _show("table", job.as_dict(found), True)
+    else:
+        job.show(found, Console())
 
 
 def _run(

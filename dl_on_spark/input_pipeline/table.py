@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from dl_on_spark import lake
-from dl_on_spark.errors import SchemaError
+from dl_on_spark.input_pipeline.feedable import schema_of
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.preprocess import Columns, Preprocessor
 from dl_on_spark.input_pipeline.reader import RankReader
@@ -76,33 +75,6 @@ def open_table(uri: str | os.PathLike[str], format: str = "auto", version: str |
     return ReadableTable(**{field.name: getattr(table, field.name) for field in fields(Table)})
 
 
-def schema_of(arrow_schema: pa.Schema, uri: str) -> Schema:
-    """A schema that feeds every column as it is stored.
-
-    Raises `SchemaError` naming the columns whose type has no tensor.
-    """
-    columns: dict[str, dict[str, Any]] = {}
-    refused = []
-    for column in arrow_schema:
-        kind, shape = column.type, []
-        while pa.types.is_fixed_size_list(kind):
-            shape.append(kind.list_size)
-            kind = kind.value_type
-        ddl = _ddl(kind)
-        if ddl is None:
-            refused.append(f"{column.name!r} ({column.type})")
-            continue
-        columns[column.name] = {"type": f"array<{ddl}>" if shape else ddl, "role": "feature"}
-        if shape:
-            columns[column.name]["shape"] = shape
-    if refused:
-        raise SchemaError(
-            f"{uri}: columns {', '.join(refused)} cannot become tensors of one shape.",
-            fix="Leave them out with `select`, or give a schema with a `shape` for lists.",
-        )
-    return Schema.from_dict({"name": "as_stored", "fields": columns})
-
-
 def _plan(snapshot: Snapshot, batch_size: int, seed: int | None) -> SamplePlan:
     return SamplePlan.create(
         np.asarray(snapshot.row_groups.rows),
@@ -111,34 +83,3 @@ def _plan(snapshot: Snapshot, batch_size: int, seed: int | None) -> SamplePlan:
         seed=seed,
         canonical_shards=1 if seed is None else None,  # one stream is the file order
     )
-
-
-def _ddl(kind: pa.DataType) -> str | None:
-    """The Spark type that holds all values of a flat Arrow type."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz else "timestamp_ntz"
-    return _DDL.get(str(kind))
-
-
-_DDL = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "uint8": "smallint",
-    "uint16": "int",
-    "uint32": "bigint",
-    "halffloat": "float",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "large_string": "string",
-    "binary": "binary",
-    "large_binary": "binary",
-    "date32[day]": "date",
-}
