@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.int64]
 _GROUP_ORDER, _ROW_ORDER = 1, 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Rows ``start`` to ``stop`` (exclusive) of row group ``group``."""
 

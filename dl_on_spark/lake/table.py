@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,14 @@ from dl_on_spark.errors import TableError
 from dl_on_spark.lake import nested, where
 from dl_on_spark.lake.formats import FORMATS
 from dl_on_spark.lake.formats.content import Content
-from dl_on_spark.lake.predicates import Range
+from dl_on_spark.lake.formats.footers import ColumnStatistics, Footer
+from dl_on_spark.lake.predicates import Node, Range
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.snapshot import RowGroups, Snapshot
 from dl_on_spark.lake.storage import PathLike, locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _THREADS = 8
 
@@ -53,15 +58,16 @@ class Table:
         names = self._selected(schema)
         return schema if names is None else pa.schema([nested.field_of(schema, name) for name in names])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, spark: SparkSession | None = None) -> Snapshot:
         """Pin files, row groups and row counts as they are now.
 
         Partitions and row groups that the filter excludes are left out; where a filter cuts through a
-        row group, its rows are counted in one pass over the filter's columns.
+        row group, its rows are counted in one pass over the filter's columns. With `spark`, its executors
+        read the footers of a table of more than a few thousand files.
         Raises `TableError` for a table without rows, a filter that matches nothing, an unreadable file,
         files that do not fit each other, an unknown column.
         """
-        name, content = self._content()
+        name, content = self._content(spark)
         columns = self._selected(content.schema)
         groups, certain = _row_groups(content, self.predicate, self.uri)
         if self.predicate is None and len(groups) == 0:
@@ -70,7 +76,7 @@ class Table:
         used = sorted(set(groups.file.tolist()))
         renumbered = np.searchsorted(np.asarray(used, dtype=np.int64), groups.file)
         digest = hashlib.sha256(
-            "\n".join(f"{content.files[i].path} {content.footer_digests[i]}" for i in used).encode()
+            "\n".join(f"{content.files[i].path} {content.footers[i].digest}" for i in used).encode()
         ).hexdigest()
         snapshot = Snapshot(
             uri=self.uri,
@@ -87,12 +93,12 @@ class Table:
             return snapshot
         return _counted(snapshot, certain)
 
-    def _content(self) -> tuple[str, Content]:
+    def _content(self, spark: SparkSession | None = None) -> tuple[str, Content]:
         place = locate(self.uri)
         chosen = FORMATS.items() if self.format == "auto" else [(self.format, FORMATS[self.format])]
         for name, module in chosen:
             if module.recognizes(place):
-                return name, module.resolve(place, self.version, self.predicate)
+                return name, module.resolve(place, self.version, self.predicate, spark)
         raise TableError(f"{self.uri}: there is no table.", fix="Check the path, or run the ETL first.")
 
     def _selected(self, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -122,56 +128,52 @@ def check_format(format: str) -> None:
 def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowGroups, np.ndarray[Any, Any]]:
     """Row groups that may hold wanted rows, and for each whether all its rows are wanted for certain."""
     node = None if predicate is None else where.parse(predicate, content.schema, uri)
-    names = set() if node is None else node.columns()
-    found: list[tuple[int, int, int, int]] = []
-    certain: list[bool] = []
-    for index, (file, footer) in enumerate(zip(content.files, content.footers, strict=True)):
-        constants = {n: Range.constant(v) for n, v in file.partition.items() if n in names}
-        if node is not None and True not in node.outcomes(constants):
-            continue
-        stored = _stored(footer, names - set(constants))
-        for position in range(footer.num_row_groups):
-            group = footer.row_group(position)
-            if group.num_rows == 0:
-                continue
-            whole = True
-            if node is not None:
-                outcomes = node.outcomes({**constants, **_ranges(group, stored, content.schema)})
-                if True not in outcomes:
-                    continue
-                whole = outcomes == {True}
-            found.append((index, position, group.num_rows, group.total_byte_size))
-            certain.append(whole)
-    columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T.copy()
-    groups = RowGroups(file=columns[0], index=columns[1], rows=columns[2], stored_rows=columns[2], bytes=columns[3])
-    return groups, np.asarray(certain, dtype=bool)
+    counts = [len(footer.rows) for footer in content.footers]
+    file = np.repeat(np.arange(len(counts)), counts)
+    index = np.concatenate([np.arange(count) for count in counts]) if counts else file
+    rows = np.concatenate([footer.rows for footer in content.footers]) if counts else file
+    sizes = np.concatenate([footer.bytes for footer in content.footers]) if counts else file
+    kept, certain = rows > 0, np.ones(len(rows), bool)
+    if node is not None:
+        first = 0
+        for at, footer in enumerate(content.footers):
+            for position, (possible, whole) in enumerate(_outcomes(node, content, at, footer)):
+                kept[first + position] &= possible
+                certain[first + position] = whole
+            first += counts[at]
+    chosen = np.flatnonzero(kept)
+    columns = [np.asarray(values[chosen], np.int64) for values in (file, index, rows, rows, sizes)]
+    return RowGroups(*columns), certain[chosen]
 
 
-def _stored(footer: Any, names: set[str]) -> dict[str, int]:
-    """Positions of the filter's columns in a file: a wide table's others are not looked at."""
-    paths = (footer.schema.column(i).path for i in range(footer.num_columns if names else 0))
-    return {path: i for i, path in enumerate(paths) if path in names}
+def _outcomes(node: Node, content: Content, at: int, footer: Footer) -> Iterator[tuple[bool, bool]]:
+    """For each row group of a file: whether rows may pass the filter, and whether all do for certain."""
+    names = node.columns()
+    constants = {n: Range.constant(v) for n, v in content.files[at].partition.items() if n in names}
+    if True not in node.outcomes(constants):
+        yield from itertools.repeat((False, False), len(footer.rows))
+        return
+    known = {name: of for name, of in footer.statistics.items() if name in names - set(constants)}
+    for position, rows in enumerate(footer.rows.tolist()):
+        ranges = {name: _range(of[position], rows, _type(content.schema, name)) for name, of in known.items()}
+        outcomes = node.outcomes({**constants, **{name: found for name, found in ranges.items() if found is not None}})
+        yield True in outcomes, outcomes == {True}
 
 
-def _ranges(group: Any, stored: dict[str, int], schema: pa.Schema) -> dict[str, Range]:
-    """What the statistics of one row group say of the filter's columns."""
-    ranges: dict[str, Range] = {}
-    for name, i in stored.items():
-        found = group.column(i).statistics
-        if found is None:
-            continue
-        nulls = found.null_count if found.has_null_count else None
-        only_nulls = nulls is not None and nulls == group.num_rows
-        field = nested.field_of(schema, name)
-        assert field is not None  # the filter was parsed with this schema
-        kind = field.type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        low, high = (found.min, found.max) if found.has_min_max else (None, None)
-        if not (_comparable(low, kind) and _comparable(high, kind)):
-            low = high = None
-        ranges[name] = Range(low, high, nulls != 0, only_nulls)
-    return ranges
+def _range(found: ColumnStatistics | None, rows: int, kind: pa.DataType) -> Range | None:
+    """What the statistics of a column in one row group say of it."""
+    if found is None:
+        return None
+    low, high, nulls = found
+    if not (_comparable(low, kind) and _comparable(high, kind)):
+        low = high = None
+    return Range(low, high, nulls != 0, nulls is not None and nulls == rows)
+
+
+def _type(schema: pa.Schema, name: str) -> pa.DataType:
+    field = nested.field_of(schema, name)
+    assert field is not None  # the filter was parsed with this schema
+    return field.type.value_type if pa.types.is_dictionary(field.type) else field.type
 
 
 def _comparable(value: Any, kind: pa.DataType) -> bool:

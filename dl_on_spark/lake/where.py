@@ -34,6 +34,17 @@ def parse(text: str, schema: pa.Schema, uri: str) -> Node:
     return _build(text, schema, uri, partial=False)
 
 
+def columns_in(text: str | None) -> set[str]:
+    """Names that the filter `text` may mean, before its table's schema is known; none of a text that is no filter."""
+    if text is None:
+        return set()
+    try:
+        tree = sqlglot.parse_one(text, read="spark")
+    except (SqlglotError, RecursionError):
+        return set()  # `parse` says what is wrong with it
+    return {".".join(part.name for part in column.parts) for column in tree.find_all(sql.Column)}
+
+
 def partition_test(text: str, schema: pa.Schema, uri: str) -> Callable[[Mapping[str, Any]], bool]:
     """Whether rows in a partition of these values may pass `text`, before any file is opened.
 

@@ -36,7 +36,7 @@ def evaluate(spark: SparkSession, model: SavedModel, table: Table, *, exact_rows
     `ModelError` when the model has several outputs or gives scores that are not finite.
     """
     label = _label(model)
-    snapshot = table.snapshot()
+    snapshot = table.snapshot(spark)
     model.schema.check(snapshot.schema, snapshot.uri, [label])
     judge = _exact if snapshot.rows <= exact_rows else _tallied
     found = judge(spark, model, snapshot, label)

@@ -51,7 +51,7 @@ def score(
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import FloatType, IntegerType, StructField, StructType
 
-    snapshot = table.snapshot()
+    snapshot = table.snapshot(spark)
     keys = [field.name for field in model.schema.keys]
     if not keys:
         raise SchemaError(

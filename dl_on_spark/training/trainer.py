@@ -83,7 +83,7 @@ class Trainer:
         """
         strategy = parse_sync(self.sync)
         self._check(table, schema, epochs, resume)
-        snapshot, held_out = _pin(table, schema, validation)
+        snapshot, held_out = _pin(spark, table, schema, validation)
         plan = SamplePlan.create(
             snapshot.row_groups.rows, num_workers=self.num_workers, global_batch_size=global_batch_size, seed=seed
         )
@@ -229,14 +229,16 @@ class Trainer:
         return plan
 
 
-def _pin(table: Table, schema: Schema, validation: Table | float | None) -> tuple[Snapshot, Snapshot | None]:
+def _pin(
+    spark: SparkSession, table: Table, schema: Schema, validation: Table | float | None
+) -> tuple[Snapshot, Snapshot | None]:
     """Snapshots of training and validation rows; both checked against the schema."""
-    snapshot = table.snapshot()
+    snapshot = table.snapshot(spark)
     schema.check(snapshot.schema, snapshot.uri, schema.feed_columns)
     if validation is None:
         return snapshot, None
     if isinstance(validation, Table):
-        held_out = validation.snapshot()
+        held_out = validation.snapshot(spark)
         schema.check(held_out.schema, held_out.uri, schema.feed_columns)
         return snapshot, held_out
     if not 0 < validation < 1:

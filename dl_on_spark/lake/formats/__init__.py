@@ -1,6 +1,6 @@
 """Table formats: each turns an address into the same list of Parquet files and row groups.
 
-A new format is one module with `recognizes(place) -> bool` and `resolve(place, version, predicate) -> Content`,
+A new format is one module with `recognizes(place) -> bool` and `resolve(place, version, predicate, spark) -> Content`,
 and one line here. The first format that recognizes an address reads it.
 """
 

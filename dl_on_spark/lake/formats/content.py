@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
+from dl_on_spark.lake.formats.footers import Footer
 from dl_on_spark.lake.snapshot import DataFile
 
 
@@ -15,8 +15,7 @@ class Content:
     """Files and footers in the same order; ``schema`` has the data's columns and then the partition's."""
 
     files: tuple[DataFile, ...]
-    footers: tuple[Any, ...]  # pyarrow.parquet.FileMetaData
-    footer_digests: tuple[str, ...]
+    footers: tuple[Footer, ...]
     schema: pa.Schema
     partition_names: tuple[str, ...]
     version: str | None = None

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
 from dl_on_spark.errors import TableError
 from dl_on_spark.lake import where
 from dl_on_spark.lake.formats.content import Content
+from dl_on_spark.lake.formats.footers import Footer, read_footers
 from dl_on_spark.lake.snapshot import DataFile, PartitionValue
 from dl_on_spark.lake.staging import set_aside
 from dl_on_spark.lake.storage import Location
 
-_TAIL_BYTES = 64 * 1024
-_THREADS = 16
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -41,7 +40,9 @@ def recognizes(place: Location) -> bool:
     return bool(place.filesystem.get_file_info(place.path).type != pafs.FileType.NotFound)
 
 
-def resolve(place: Location, version: str | None, predicate: str | None = None) -> Content:
+def resolve(
+    place: Location, version: str | None, predicate: str | None = None, spark: SparkSession | None = None
+) -> Content:
     """Files, footers and schema of the table at `place`.
 
     Only files of partitions in which `predicate` may be true are opened, side by side. Hidden names
@@ -61,10 +62,8 @@ def resolve(place: Location, version: str | None, predicate: str | None = None) 
         wanted = where.partition_test(predicate, partition_schema, place.uri)
         # One file at least: its schema tells a filter that matches nothing from one that is wrong.
         files = tuple(file for file in files if wanted(file.partition)) or files[:1]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        read = list(pool.map(lambda file: _read_footer(place, file), files))
-    footers = tuple(footer for footer, _ in read)
-    schema = _unified_schema(place, files, footers)
+    footers = tuple(read_footers(place, files, where.columns_in(predicate), spark))
+    schema = unified_schema(place, files, footers)
     clash = set(schema.names) & set(partition_types)
     if clash:
         raise TableError(
@@ -73,7 +72,7 @@ def resolve(place: Location, version: str | None, predicate: str | None = None) 
         )
     for name, kind in partition_types.items():
         schema = schema.append(pa.field(name, kind))
-    return Content(files, footers, tuple(digest for _, digest in read), schema, tuple(partition_types))
+    return Content(files, footers, schema, tuple(partition_types))
 
 
 def _data_files(place: Location) -> list[tuple[str, int]]:
@@ -149,79 +148,21 @@ def _typed(text: str | None, kind: pa.DataType) -> PartitionValue:
     return int(text) if pa.types.is_integer(kind) else datetime.date.fromisoformat(text)
 
 
-def _read_footer(place: Location, file: DataFile) -> tuple[Any, str]:
-    """The parsed footer and a digest of its bytes, which describe offsets, sizes and statistics."""
-    name = f"{place.uri}: {file.path or 'the file'}"
-    path = f"{place.path}/{file.path}" if file.path else place.path
-    try:
-        with place.filesystem.open_input_file(path) as source:
-            tail = source.read_at(min(_TAIL_BYTES, file.size), max(0, file.size - _TAIL_BYTES))
-            magic, length = tail[-4:], int.from_bytes(tail[-8:-4], "little")
-            if magic == b"PARE":
-                raise TableError(f"{name} has an encrypted footer.", fix="Give a table that is not encrypted.")
-            if magic != b"PAR1" or length + 8 > file.size:
-                raise TableError(
-                    f"{name} is not a complete Parquet file ({file.size} bytes).",
-                    fix="Write it again, or move what is no data out of the table's folder.",
-                )
-            if length + 8 > len(tail):
-                tail = source.read_at(length + 8, file.size - length - 8)
-        footer = tail[-length - 8 :]
-        return pq.read_metadata(pa.BufferReader(footer)), hashlib.sha256(footer).hexdigest()
-    except (OSError, pa.ArrowException) as error:
-        raise TableError(f"{name} cannot be read: {error}.", fix="Check the file and its permissions.") from error
-
-
-def _unified_schema(place: Location, files: Sequence[DataFile], footers: Sequence[Any]) -> pa.Schema:
+def unified_schema(place: Location, files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:
     """One schema for all files, where no value can change; else an error that names two files."""
     unified: pa.Schema | None = None
     origin: dict[str, str] = {}
-    seen: list[pa.Schema] = []
+    seen: set[int] = set()
     for file, footer in zip(files, footers, strict=True):
-        try:
-            schema = _arrow_schema(footer)
-        except (pa.ArrowException, ValueError) as error:
-            raise TableError(
-                f"{place.uri}: {file.path}: its schema is not one Arrow knows: {error}.",
-                fix="Write the file again with Spark or pyarrow.",
-            ) from error
-        if any(schema.equals(known) for known in seen):
+        if id(footer.schema) in seen:  # equal schemas are one object
             continue
-        seen.append(schema)
+        seen.add(id(footer.schema))
         if unified is None:
-            unified, origin = schema, dict.fromkeys(schema.names, file.path)
+            unified, origin = footer.schema, dict.fromkeys(footer.schema.names, file.path)
             continue
-        unified = _merge(place, unified, origin, schema, file.path)
+        unified = _merge(place, unified, origin, footer.schema, file.path)
     assert unified is not None  # there is at least one file
     return unified
-
-
-def _arrow_schema(footer: Any) -> pa.Schema:
-    """The Arrow schema as `RowGroupDecoder` reads it: INT96 timestamps, Spark's default, as microseconds.
-
-    Arrow's own choice for them, nanoseconds, wraps years before 1677 and after 2262.
-    """
-    schema = footer.schema.to_arrow_schema().remove_metadata()
-    parts = [footer.schema.column(i) for i in range(footer.num_columns)]
-    for column in parts:
-        if column.physical_type == "INT96":
-            at = schema.get_field_index(column.path.partition(".")[0])
-            field = schema.field(at)
-            schema = schema.set(at, field.with_type(_in_microseconds(field.type)))
-    return schema
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
-    if pa.types.is_map(kind):
-        key = kind.key_field.with_type(_in_microseconds(kind.key_type))
-        return pa.map_(key, kind.item_field.with_type(_in_microseconds(kind.item_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
-    return kind
 
 
 def _merge(place: Location, known: pa.Schema, origin: dict[str, str], new: pa.Schema, path: str) -> pa.Schema:
