@@ -45,17 +45,17 @@ def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -
             f"the model of {name} is not compiled.",
             fix="Call model.compile(optimizer=..., loss=..., metrics=[...]) before it is returned.",
         )
-    if not schema.labels and model.loss is not None and type(model).train_step is keras.Model.train_step:
-        raise ModelError(
-            f"the model of {name} has a loss, but {schema.source} has no label to compare with.",
-            fix="Give one field `role: label`.",
-        )
     for attribute, value in vars(model).items():
         if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer:
             raise ModelError(
                 f"the model of {name} has a second optimizer, {attribute!r}; gradients and checkpoints know one.",
                 fix="Give compile the one optimizer that trains all weights.",
             )
+    if not schema.labels and model.loss is not None and type(model).train_step is keras.Model.train_step:
+        raise ModelError(
+            f"the model of {name} has a loss, but {schema.source} has no label to compare with.",
+            fix="Give one field `role: label`.",
+        )
     refused = {"sum", "none", None}
     if schema.weight is not None:
         refused.add("mean_with_sample_weight")  # divides by the rank's weights, not by its rows

@@ -287,7 +287,7 @@ def _refuse_nulls(statistics: Statistics, uri: str) -> None:
     """Before anything is written: a worker would find them in the middle of an epoch."""
     for name, nulls in statistics.refused_nulls.items():
         raise SchemaError(
-            f"{uri}: column {name!r} has {nulls:,} nulls among {statistics.rows:,} rows.",
+            f"{uri}: column {name!r} has {nulls:,} nulls or NaN among {statistics.rows:,} rows.",
             fix="Give it a policy in the schema (nulls: indicator, or nulls: {fill: VALUE}), or remove these rows "
             "in the ETL.",
         )

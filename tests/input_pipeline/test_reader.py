@@ -232,6 +232,6 @@ def test_a_refused_null_names_the_file_it_is_in_not_the_first_of_its_window(tmp_
     plan = plan_of(snapshot, global_batch_size=6, window=3, seed=None)
     with (
         RankReader(snapshot, plan, SCHEMA, None, 0, 1, threads=2) as reader,
-        pytest.raises(SchemaError, match=r"Column 'id' of part-2\.parquet, row group 0 has 1 nulls among"),
+        pytest.raises(SchemaError, match=r"Column 'id' of part-2\.parquet, row group 0 has 1 nulls or NaN among"),
     ):
         list(reader.batches(0))

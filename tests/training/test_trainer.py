@@ -264,7 +264,7 @@ def test_nulls_that_the_schema_refuses_are_found_before_anything_is_written(
         folder = tmp_path / column
         folder.mkdir()
         pq.write_table(pa.table({n: pa.array(v, types[n]) for n, v in rows.items()}), folder / "part.parquet")
-        with pytest.raises(SchemaError, match=f"column '{column}' has 1 nulls among 3 rows") as caught:
+        with pytest.raises(SchemaError, match=f"column '{column}' has 1 nulls or NaN among 3 rows") as caught:
             fit(spark, str(folder), tmp_path / "run", global_batch_size=2)
         assert "nulls: indicator" in (caught.value.fix or "")
         assert not (tmp_path / "run").exists()
