@@ -11,12 +11,13 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from dl_on_spark.errors import ConfigError
+from dl_on_spark.yaml_text import load_yaml
 
 
 class _Section(BaseModel):
@@ -109,6 +110,24 @@ class PipelineConfig(_Section):
             return value
         return {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in value.items()}
 
+    @model_validator(mode="after")
+    def _each_folder_has_one_owner(self) -> Self:
+        """A job replaces days of its own table: it must not be what another one reads or writes."""
+        written = {
+            "etl.table": self.etl.table,
+            "etl.quarantine": self.etl.quarantine,
+            "training.checkpoint_dir": self.training.checkpoint_dir,
+            "registry": self.registry,
+            "scoring.table": self.scoring.table,
+        }
+        sources = {f"etl.sources.{name}.path": source.path for name, source in self.etl.sources.items()}
+        folders = {entry: f"{self.data_path(path).rstrip('/')}/" for entry, path in {**written, **sources}.items()}
+        for entry in written:
+            for other, folder in folders.items():
+                if other != entry and folder.startswith(folders[entry]):
+                    raise ValueError(f"{entry} and {other} share the folder {folders[entry]}; give each its own")
+        return self
+
     def data_path(self, path: str) -> str:
         """`path` under `lake`, unless it is absolute or a URI."""
         if "://" in path or path.startswith("/"):
@@ -129,7 +148,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """
     file = Path(path)
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = load_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{file}: no such file.", fix="Give the pipeline.yaml with --config.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -152,7 +171,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     if not separator or not key.strip():
         raise ConfigError(f"--set {override!r} is not key=value.", fix="For example --set training.epochs=5.")
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML: {error}", fix="Quote it.") from error
     *parents, last = key.strip().split(".")
@@ -178,7 +197,7 @@ def _explain(error: ValidationError) -> str:
             known = _names_in(PipelineConfig, [str(part) for part in item["loc"][:-1]])
             near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
             text = f"unknown entry; did you mean {near[0]!r}?" if near else f"unknown entry; known: {', '.join(known)}"
-        findings.append(f"{place}: {text}")
+        findings.append(f"{place}: {text}" if place else text.removeprefix("Value error, "))
     return "; ".join(findings).rstrip(".?") + "."
 
 

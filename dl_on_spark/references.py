@@ -12,17 +12,24 @@ from dl_on_spark.errors import ConfigError
 def load_function(reference: str) -> Callable[..., Any]:
     """The function behind `reference`.
 
-    Raises `ConfigError` when the module is not found or has no such function. An error inside the
-    module is not hidden: it is raised as it is.
+    Raises `ConfigError` when the module is not found, cannot be read as Python, imports what is not
+    installed, or has no such function. Any other error inside the module is raised as it is.
     """
     module_name, separator, name = reference.partition(":")
     if not separator or not module_name or not name:
         raise ConfigError(f"{reference!r} names no function.", fix="Write it as package.module:function.")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except SyntaxError as error:
+        raise ConfigError(
+            f"{reference!r}: {error.filename}, line {error.lineno}: {error.msg}.", fix="Mend that line."
+        ) from error
+    except ImportError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise
+            raise ConfigError(
+                f"{reference!r} cannot be imported: {error}.",
+                fix="Install that package in the environment of driver and executors, or ship it with --py-files.",
+            ) from error
         raise ConfigError(
             f"{reference!r}: there is no module {error.name!r}.",
             fix="Ship it with --py-files (dl-on-spark package --include FOLDER), or run where it can be imported.",

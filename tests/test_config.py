@@ -54,3 +54,25 @@ def test_a_missing_a_broken_and_an_empty_file_are_named(tmp_path: Path) -> None:
     broken.write_text("")
     with pytest.raises(ConfigError, match="holds no entries"):
         load_config(broken)
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    twice = tmp_path / "twice.yaml"
+    twice.write_text(PIPELINE.read_text().replace("  epochs: 3", "  epochs: 3\n  epochs: 30"))
+    with pytest.raises(ConfigError, match="the entry 'epochs' is there twice"):
+        load_config(twice)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("scoring.table=tables/flight_features", "etl.table and scoring.table share the folder"),
+        ("etl.table=raw/flights", "etl.table and etl.sources.flights.path share the folder"),
+        ("etl.table=raw", "etl.table and etl.sources.flights.path share the folder"),
+        ("etl.quarantine=tables/flight_features/rejected", "etl.table and etl.quarantine share the folder"),
+    ],
+)
+def test_a_table_that_another_entry_reads_or_writes_is_refused(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(PIPELINE, [override])
+    load_config(PIPELINE, ["scoring.table=tables/flight_features_scored"])

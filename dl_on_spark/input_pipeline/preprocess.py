@@ -7,7 +7,6 @@ drift apart. All work is vectorized: Arrow in, NumPy out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from dl_on_spark.input_pipeline.tensors import (
     to_numpy,
     vector_values,
 )
-from dl_on_spark.lake.ddl import is_vector
+from dl_on_spark.lake import ddl
 from dl_on_spark.lake.schema import Field, Schema
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class _FieldColumn:
         return found
 
     def _flat(self, array: pa.Array, where: str) -> pa.Array:
-        if is_vector(array.type):
+        if ddl.is_vector(array.type):
             return vector_values(array, self._shape[0], where)
         if self.field.pad is not None:
             return padded_values(array, self._shape[0], self.field.pad, where)
@@ -163,7 +162,7 @@ class _FieldColumn:
             )
         fill = _zero_of(array.type) if self._fill is None else self._fill
         try:
-            return pc.fill_null(array, _scalar(fill, array.type))
+            return pc.fill_null(array, ddl.scalar(fill, array.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ArithmeticError) as error:
             raise SchemaError(
                 f"{where} is of type {array.type}; its nulls cannot be filled with {fill!r} ({error}).",
@@ -238,7 +237,7 @@ def _check_feedable(field: Field) -> None:
     problem = None
     if field.codec is not None:
         problem = f"is encoded ({field.codec}), and encoded tensors cannot be fed"
-    elif is_vector(field.arrow_type):
+    elif ddl.is_vector(field.arrow_type):
         if len(field.shape or ()) != 1:
             problem = "is a vector without a shape of one number"
     elif is_list(field.arrow_type) and not field.shape:
@@ -279,11 +278,3 @@ def _zero_of(arrow_type: pa.DataType) -> Any:
     if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
         return b""
     return 0
-
-
-def _scalar(value: Any, arrow_type: pa.DataType) -> pa.Scalar:
-    if pa.types.is_decimal(arrow_type):
-        return pa.scalar(Decimal(str(value)), arrow_type)
-    if isinstance(value, str) and pa.types.is_temporal(arrow_type):
-        return pa.scalar(value).cast(arrow_type)
-    return pa.scalar(value, arrow_type)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dl_on_spark.errors import TableError
+from dl_on_spark.errors import SchemaError, TableError
 from dl_on_spark.input_pipeline.blocks import StreamRows, WindowColumns, assemble, row_bytes, shuffled
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.prefetch import DecodePool, SharedRowGroups, WindowPrefetcher
@@ -165,7 +165,12 @@ class RankReader:
     def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> WindowColumns:
         pieces = [groups.table(s.group).slice(s.start, s.rows) for s in window.segments]
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-        columns = self.preprocessor.apply_encoded(table, source=self._name(window.segments[0].group))
+        try:
+            columns = self.preprocessor.apply_encoded(table, source=self._name(window.segments[0].group))
+        except SchemaError:
+            for segment, piece in zip(window.segments, pieces, strict=True):  # which of them it is
+                self.preprocessor.apply_encoded(piece, source=self._name(segment.group))
+            raise
         return shuffled(columns, window.row_order(self.plan.seed, epoch))
 
     def _name(self, group: int) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 
 from dl_on_spark.config import PipelineConfig
+from dl_on_spark.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,17 @@ class DaySplit:
     @classmethod
     def of(cls, config: PipelineConfig, date: datetime.date) -> DaySplit:
         """Hold out the last `holdout_days` up to `date`; train on the `days` before them."""
-        holdout_first = date - datetime.timedelta(days=config.training.holdout_days - 1)
-        last = holdout_first - datetime.timedelta(days=1)
-        first = last - datetime.timedelta(days=config.training.days - 1)
+        training = config.training
+        try:
+            holdout_first = date - datetime.timedelta(days=training.holdout_days - 1)
+            last = holdout_first - datetime.timedelta(days=1)
+            first = last - datetime.timedelta(days=training.days - 1)
+        except OverflowError as error:
+            raise ConfigError(
+                f"{date} less training.days={training.days} and training.holdout_days={training.holdout_days} "
+                "is before the first day of the calendar.",
+                fix="Mend --date or these two entries.",
+            ) from error
         return cls(first, last, holdout_first, date)
 
     def training_filter(self, column: str) -> str:
@@ -39,10 +51,15 @@ class DaySplit:
 
 
 def run_folder(config: PipelineConfig, date: datetime.date, run_name: str | None = None) -> str:
-    """Folder of a training run (checkpoints, model, metrics): one a date and strategy unless named."""
+    """Folder of a training run (checkpoints, model, metrics): one a date and strategy unless named.
+
+    Raises `ConfigError` for a name that leads out of the pipeline's folder of runs.
+    """
     if run_name is None:
         strategy = config.training.sync.replace(":", "-").replace("=", "-").replace(",", "-")
         run_name = f"{date.isoformat()}-{strategy}"
+    elif not _NAME.fullmatch(run_name):
+        raise ConfigError(f"--run-name {run_name!r} is no folder's name.", fix="Use letters, digits, and any of ._-=")
     return f"{config.data_path(config.training.checkpoint_dir)}/{config.name}/{run_name}"
 
 

@@ -39,6 +39,10 @@ def run(directory: Path, overrides: Sequence[str], *, quiet: bool = False) -> di
     days = DaySplit.of(base, _DAY)
     tomorrow = _DAY + datetime.timedelta(days=1)
     steps = _Steps(console)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--dir {directory} cannot be made ({error}).", fix="Name another folder.") from error
 
     with steps("raw files", f"flights, weather and planes of {days.first} to {tomorrow} as CSV"):
         from examples.flight_delay.raw import lay_down

@@ -27,10 +27,13 @@ def build_archive(output: Path, include: Sequence[Path] = ()) -> list[str]:
             parts = file.relative_to(root).parts
             if file.is_file() and "__pycache__" not in parts and not any(part.startswith(".") for part in parts):
                 entries["/".join((root.name, *parts))] = file
-    output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, file in sorted(entries.items()):
-            archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), file.read_bytes(), zipfile.ZIP_DEFLATED)
-    partial.replace(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, file in sorted(entries.items()):
+                archive.writestr(zipfile.ZipInfo(name, _TIMESTAMP), file.read_bytes(), zipfile.ZIP_DEFLATED)
+        partial.replace(output)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written ({error}).", fix="Choose another --output.") from error
     return sorted(entries)

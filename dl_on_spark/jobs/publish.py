@@ -39,6 +39,7 @@ def run(
             fix="Run the evaluate job again.",
         )
     registry = Registry(config.data_path(config.registry), config.name)
+    registry.check_writable()
     current = registry.current()
     before = None
     if current is not None and current.lineage["model_sha256"] != candidate.digest:

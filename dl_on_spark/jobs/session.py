@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dl_on_spark.config import PipelineConfig
@@ -35,7 +36,9 @@ def spark_session(config: PipelineConfig, name: str) -> Iterator[SparkSession]:
     if not given.contains("spark.master"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        log = Path(__file__).with_name("log4j2.properties")
+        builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log.as_uri()}")
     if (given.get("spark.master") or "local").startswith("local"):
         # Executors of a local master are this machine: they take this interpreter, not `python3` of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 
@@ -83,6 +85,18 @@ def is_vector(kind: pa.DataType) -> bool:
     if not pa.types.is_struct(kind) or [field.name for field in kind] != names:
         return False
     return all(fits(have.type, need.type) for have, need in zip(kind, VECTOR, strict=True))
+
+
+def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A value of YAML or Python as one of type `kind`; a date or time may be text.
+
+    Raises `ValueError`, `TypeError`, `ArithmeticError` or an `ArrowException` where it is none.
+    """
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(str(value)), kind)
+    if isinstance(value, str) and pa.types.is_temporal(kind):
+        return pa.scalar(value).cast(kind)
+    return pa.scalar(value, kind)
 
 
 def _parse(text: str) -> pa.DataType | None:

@@ -26,7 +26,7 @@ from dl_on_spark.lake.ddl import fits
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.sources import CORRUPT, SOURCE_FILE, Source, missing_days, read_source
 from dl_on_spark.lake.storage import join, write_bytes
-from dl_on_spark.lake.writes import WriteReport, write_partitions
+from dl_on_spark.lake.writes import WriteReport, check_root, write_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,8 +81,11 @@ def run_etl(
     A day that has no rows any more loses its partition, unless a source has no file for it: then what
     an earlier run wrote stays. The quality report is left beside the data in ``_quality/``. Raises
     `DataContractError` before anything is written when more than `max_rejected` of a table's rows are
-    rejected, and `SchemaError` when the transform's columns are not those of `schema`.
+    rejected, `SchemaError` when the transform's columns are not those of `schema`, and `TableError` when it
+    gives rows of days that this run does not stand for, or a folder cannot be written.
     """
+    for uri in (table, *(join(quarantine, name) for name in (*(source.name for source in sources), schema.name))):
+        check_root(uri)
     days = [first + datetime.timedelta(days=i) for i in range((last - first).days + 1)]
     absent = {source.name: missing_days(source, first, last) for source in sources}
     missing = {name: found for name, found in absent.items() if found}
@@ -105,13 +108,14 @@ def run_etl(
             if source.schema is not None:
                 rows = checked(rows, source.schema, source.name, text=source.format in {"csv", "json"})
             inputs[source.name] = rows.drop(SOURCE_FILE, CORRUPT)
-        features = _as_schema(transform(spark, inputs, first, last), schema)
+        features = _as_schema(_transformed(transform, spark, inputs, first, last), schema)
         good = checked(features, schema, schema.name, text=False)
         if reports[-1].rows == reports[-1].rejected:
             raise TableError(
                 f"the transform gave no rows for {first} to {last}.",
                 fix="Check the sources of these days and the transform.",
             )
+        _check_days(good, date_column, first, last)
         keys = [field.name for field in schema.keys]
         written = write_partitions(
             good, table, partition_by=date_column, sort_by=keys, rows_per_file=rows_per_file, replaces=complete
@@ -121,6 +125,50 @@ def run_etl(
     report = EtlReport(first, last, tuple(reports), written, missing)
     write_bytes(join(table, "_quality", f"{first}_{last}.json"), json.dumps(report.to_dict(), indent=1).encode())
     return report
+
+
+def _transformed(
+    transform: Transform,
+    spark: SparkSession,
+    inputs: dict[str, DataFrame],
+    first: datetime.date,
+    last: datetime.date,
+) -> DataFrame:
+    """The transform's rows. What Spark refuses in it is bad input; an error of its Python is raised as it is."""
+    from pyspark.errors import AnalysisException
+
+    name = f"{transform.__module__}:{getattr(transform, '__qualname__', transform)}"
+    try:
+        rows = transform(spark, inputs, first, last)
+    except AnalysisException as error:
+        raise TableError(
+            f"the transform {name} does not fit its sources: {str(error).splitlines()[0].partition(' SQLSTATE:')[0]}",
+            fix="Mend the transform, or the source that it reads.",
+        ) from error
+    if not hasattr(rows, "schema"):
+        raise TableError(
+            f"the transform {name} returned {type(rows).__name__}, not a DataFrame.", fix="Return the feature rows."
+        )
+    return rows
+
+
+def _check_days(rows: DataFrame, date_column: str, first: datetime.date, last: datetime.date) -> None:
+    """Refuse rows of other days: they would take the place of a whole day that another run wrote."""
+    from pyspark.sql import functions as F
+
+    if date_column not in rows.columns:
+        raise SchemaError(
+            f"the feature table has no column {date_column!r} to be partitioned by "
+            f"(columns: {', '.join(rows.columns)}).",
+            fix="Mend date_column, or add the column to schema and transform.",
+        )
+    (ends,) = rows.agg(F.min(date_column), F.max(date_column)).collect()
+    for day in ends:
+        if not str(first) <= str(day) <= str(last):
+            raise TableError(
+                f"the transform gave rows of {date_column}={day} in a run for {first} to {last}.",
+                fix="Let the transform keep to first_day and last_day. Nothing was written.",
+            )
 
 
 def _as_schema(rows: DataFrame, schema: Schema) -> DataFrame:

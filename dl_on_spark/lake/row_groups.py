@@ -109,8 +109,9 @@ class RowGroupDecoder:
                 raise OSError(f"row group {groups.index[i]} has {table.num_rows} rows")
         except (OSError, pa.ArrowException, IndexError, KeyError) as error:
             raise TableError(
-                f"{self._snapshot.uri}: {data_file.path or 'the file'} cannot be read any more: {error}.",
-                fix="It was replaced or damaged after the run began; start a new run.",
+                f"{self._snapshot.uri}: {data_file.path or 'the file'} cannot be read: "
+                f"{' '.join(str(error).split()).rstrip('.')}.",
+                fix="It is damaged, or was replaced after the run began. Mend it where it is damaged; start a new run.",
             ) from error
         rows = int(groups.stored_rows[i])
         columns = []

@@ -22,6 +22,7 @@ from pydantic import Field as PydanticField
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import ddl, nested
 from dl_on_spark.lake.preprocess_spec import Preprocess, checked
+from dl_on_spark.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     import keras
@@ -103,6 +104,8 @@ class Field(BaseModel):
             raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
         if self.checks.regex is not None and not scalar_text:
             raise ValueError(f"checks.regex needs text, not {self.type}")
+        if isinstance(self.nulls, dict) and not _fills(self.nulls["fill"], kind):
+            raise ValueError(f"nulls.fill: {_shown(self.nulls['fill'])} is no value of type {self.type}")
         for name, values in (
             ("min", (self.checks.min,)),
             ("max", (self.checks.max,)),
@@ -164,6 +167,9 @@ class Field(BaseModel):
         return shape, _dtype(self.arrow_type)
 
 
+_ENTRIES = ", ".join(name for name in Field.model_fields if name != "name")
+
+
 class Schema:
     """The fields of one table, in order."""
 
@@ -186,7 +192,7 @@ class Schema:
     def from_yaml(cls, text: str, source: str = "the schema") -> Schema:
         """The schema in YAML text; `source` is named in errors."""
         try:
-            data = yaml.safe_load(text)
+            data = load_yaml(text)
         except yaml.YAMLError as error:
             raise SchemaError(f"{source}: not valid YAML: {error}", fix="Mend the line named above.") from error
         return cls.from_dict(data, source)
@@ -317,6 +323,9 @@ class Schema:
 def _field(name: str, spec: Any, source: str) -> Field:
     if not isinstance(spec, dict):
         raise SchemaError(f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}")
+    odd = [key for key in spec if not isinstance(key, str)]
+    if odd:  # YAML's own words: null, yes, 1
+        raise SchemaError(f"{source}: field {name!r}: {odd[0]!r} is no entry's name.", fix=f"Known: {_ENTRIES}.")
     try:
         return Field(name=str(name), **spec)
     except (ValidationError, TypeError) as error:
@@ -341,6 +350,18 @@ def _explain(error: ValidationError | TypeError) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _fills(value: Any, kind: pa.DataType) -> bool:
+    """Whether a null of this type, or of a list's elements, can become `value`."""
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    try:
+        found = ddl.scalar(value, kind).as_py()
+        # Arrow would cut the fraction of a number off.
+        return found is not None and (found == value or not pa.types.is_integer(kind))
+    except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
+        return False
 
 
 def _comparable(value: Any, kind: pa.DataType) -> bool:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dl_on_spark.errors import TableError
+import pyarrow as pa
+
+from dl_on_spark.errors import SchemaError, TableError
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.storage import join, list_files, local_path, locate
 
@@ -40,7 +42,8 @@ def read_source(spark: SparkSession, source: Source, first: datetime.date, last:
 
     The column ``source_file`` names each row's file; ``_corrupt_record`` (CSV, and JSON where there is one) holds
     the text of a row that could not be split into its columns. CSV files may differ in the order of their columns.
-    Raises `TableError` when no file is there for these days.
+    Raises `TableError` when no file is there for these days or one cannot be read, `SchemaError` naming the
+    file that lacks a column of the source's schema: it would be taken for a column of nulls.
     """
     from pyspark.sql import functions as F
 
@@ -60,6 +63,7 @@ def read_source(spark: SparkSession, source: Source, first: datetime.date, last:
             reader = reader.option("header", True).option("escape", '"').option("columnPruning", False)
             reader = reader.schema(_text_schema(source, header, names[0]))
         frame = reader.format(source.format).load(paths)
+        _check_columns(source, names[0], frame.columns)
         frames.append(frame.withColumn(SOURCE_FILE, F.col("_metadata.file_path")))
     whole = frames[0]
     for frame in frames[1:]:
@@ -97,11 +101,22 @@ def _files(source: Source, first: datetime.date, last: datetime.date) -> Sequenc
 
 def _header(source: Source, file: str) -> str:
     place = locate(join(source.uri, file))
-    with place.filesystem.open_input_stream(place.path) as stream:
-        line: bytes = stream.read(_HEADER_BYTES).split(b"\n", 1)[0]
+    try:
+        with place.filesystem.open_input_stream(place.path) as stream:
+            line: bytes = stream.read(_HEADER_BYTES).split(b"\n", 1)[0]
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(
+            f"source {source.name!r}: {file} cannot be read ({error}).", fix="Remove or mend the file."
+        ) from error
     if not line.strip():
         raise TableError(f"source {source.name!r}: {file} has no header line.", fix="Remove or mend the file.")
-    return line.decode("utf-8-sig", errors="replace").strip()
+    header = line.decode("utf-8-sig", errors="replace").strip()
+    if "\0" in header or "\ufffd" in header[:-1]:  # the last letter may be cut
+        raise TableError(
+            f"source {source.name!r}: {file} is no CSV: its first line is not UTF-8 text.",
+            fix="Remove or mend the file, or correct etl.sources' format.",
+        )
+    return header
 
 
 def _text_schema(source: Source, header: str, file: str) -> StructType:
@@ -116,6 +131,17 @@ def _text_schema(source: Source, header: str, file: str) -> StructType:
             fix="Give each column a name of its own (letter case does not count).",
         )
     return StructType([StructField(name, StringType()) for name in (*names, CORRUPT)])
+
+
+def _check_columns(source: Source, file: str, have: Sequence[str]) -> None:
+    missing = [] if source.schema is None else [f.name for f in source.schema.fields if f.name not in have]
+    if source.schema is not None and missing:
+        columns = ", ".join(name for name in have if name not in {source.partition, CORRUPT})
+        raise SchemaError(
+            f"source {source.name!r}: {file} has no column {missing[0]!r}, which {source.schema.source} asks for "
+            f"(columns: {columns}).",
+            fix="Mend the file's header or the schema.",
+        )
 
 
 def _spark_path(uri: str) -> str:

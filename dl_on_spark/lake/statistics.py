@@ -54,12 +54,14 @@ class Statistics:
     """Statistics of the fields of a schema over the rows of one snapshot.
 
     ``label_means``: mean of each numeric label, the constant rate that a model must beat.
+    ``refused_nulls``: nulls of each flat feature or label that has some and whose schema refuses them.
     """
 
     rows: int
     fingerprint: str
     fields: dict[str, FieldStatistics]
     label_means: dict[str, float] = field(default_factory=dict)
+    refused_nulls: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """All of the statistics as JSON text."""
@@ -70,7 +72,7 @@ class Statistics:
         """The statistics that `to_json` wrote."""
         data = json.loads(text)
         fields = {name: _field_from_json(found) for name, found in data["fields"].items()}
-        return cls(data["rows"], data["fingerprint"], fields, data["label_means"])
+        return cls(data["rows"], data["fingerprint"], fields, data["label_means"], data.get("refused_nulls", {}))
 
 
 def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) -> Statistics:
@@ -81,6 +83,7 @@ def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) 
     needed = [f for f in schema.features if f.step in {"standardize", "vocabulary"} or "quantiles" in f.options]
     labels = [f for f in schema.labels if _is_number(f.arrow_type) and not f.shape]
     wanted = [*needed, *labels]
+    wanted += [f for f in (*schema.features, *schema.labels) if f not in wanted and _is_counted(f)]
     if not wanted:
         return Statistics(snapshot.rows, snapshot.fingerprint, {})
     schema.check(snapshot.schema, snapshot.uri, [f.name for f in wanted])
@@ -98,7 +101,8 @@ def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) 
     merged = merge([json.loads(row.partial) for row in partials])
     fields = {f.name: _finish(f, merged[f.name]) for f in needed}
     means = {f.name: merged[f.name]["mean"] for f in labels if merged[f.name]["count"]}
-    return Statistics(snapshot.rows, snapshot.fingerprint, fields, means)
+    refused = {f.name: merged[f.name]["nulls"] for f in wanted if f.nulls == "refuse" and merged[f.name]["nulls"]}
+    return Statistics(snapshot.rows, snapshot.fingerprint, fields, means, refused)
 
 
 def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
@@ -110,6 +114,8 @@ def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
     if spec.step == "vocabulary":
         counts = pc.value_counts(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
         found["words"] = [[item["values"], item["counts"]] for item in counts.to_pylist()]
+        return found
+    if not _is_measured(spec):
         return found
     numbers = _numbers(values)
     found.update(count=int(numbers.size), nulls=len(column) - int(numbers.size))
@@ -142,6 +148,8 @@ def _merge_two(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         for word, times in (*a["words"], *b["words"]):
             words[word] += times
         found["words"] = [[word, times] for word, times in words.items()]
+        return found
+    if "mean" not in a:
         return found
     difference = b["mean"] - a["mean"]
     share = b["count"] / count if count else 0.0
@@ -213,6 +221,18 @@ def _quantiles(points: list[list[float]], buckets: int) -> tuple[float, ...]:
     targets = weights[-1] * np.arange(1, buckets) / buckets
     at = np.minimum(np.searchsorted(weights, targets), len(ordered) - 1)
     return tuple(float(value) for value in ordered[at, 0])
+
+
+def _is_measured(spec: Field) -> bool:
+    """Whether mean and range are wanted, beside the count of nulls."""
+    number = _is_number(spec.arrow_type) and spec.role == "label" and not spec.shape
+    return number or spec.step == "standardize" or "quantiles" in spec.options
+
+
+def _is_counted(spec: Field) -> bool:
+    """Whether its nulls alone are counted: a flat column that refuses them."""
+    kind = spec.arrow_type
+    return spec.nulls == "refuse" and not pa.types.is_nested(kind) and not pa.types.is_binary(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

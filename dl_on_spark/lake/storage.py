@@ -73,8 +73,11 @@ def exists(uri: PathLike) -> bool:
 def read_bytes(uri: PathLike) -> bytes:
     """The whole file; raises `FileNotFoundError` where there is none."""
     place = locate(uri)
-    with place.filesystem.open_input_stream(place.path) as stream:
-        return bytes(stream.read())
+    try:
+        with place.filesystem.open_input_stream(place.path) as stream:
+            return bytes(stream.read())
+    except NotADirectoryError as error:  # a part of the path is a file
+        raise FileNotFoundError(*error.args) from error
 
 
 def write_bytes(uri: PathLike, data: bytes | bytearray | memoryview) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from dl_on_spark.errors import InputError, TableError
+from dl_on_spark.lake.formats.parquet_footer import sort_encodings
 from dl_on_spark.lake.staging import staging, sync_folder
 from dl_on_spark.lake.storage import PathLike, local_path
 
@@ -97,13 +98,27 @@ def write_partitions(
     return WriteReport(os.fspath(uri), tuple(written))
 
 
-def _local_root(uri: PathLike) -> Path:
+def check_root(uri: PathLike) -> Path:
+    """The local folder of the table `uri`, which need not be there yet; makes nothing.
+
+    Raises `InputError` where partitions cannot be written to it.
+    """
     root = local_path(uri)
     if root is None:
         raise InputError(
             f"{os.fspath(uri)}: partitions are replaced by rename, which this file system does not have.",
             fix="Write the table to a local or mounted folder.",
         )
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not there.is_dir():
+        raise TableError(f"{root}: {there} is a file, not a folder.", fix="Choose another path for the table.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise TableError(f"{root}: {there} cannot be written.", fix="Choose another path, or mend its permissions.")
+    return root
+
+
+def _local_root(uri: PathLike) -> Path:
+    root = check_root(uri)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,7 +168,7 @@ def _folder_name(column: str, value: object) -> str:
 
 
 def _finish(folder: Path) -> WrittenPartition:
-    """Give a partition's files their final names and count them; drops Spark's checksum files."""
+    """Give a partition's files their final names and bytes, and count them; drops Spark's checksum files."""
     numbered = {}
     for path in folder.iterdir():
         found = _FILE_NUMBER.match(path.name)
@@ -165,6 +180,7 @@ def _finish(folder: Path) -> WrittenPartition:
     for number, (_, path) in enumerate(sorted(numbered.items())):
         rows += pq.read_metadata(path).num_rows
         size += path.stat().st_size
+        sort_encodings(path)
         path.rename(folder / f"part-{number:05d}.parquet")
     sync_folder(folder)
     return WrittenPartition(folder.name, rows, size, len(numbered))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark import errors
-from dl_on_spark.errors import InputError, PreflightError
+from dl_on_spark.errors import InputError, PreflightError, TableError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _SCHEMA = "rank int, outcome string"
 _AFTER_TRACEBACK = re.compile(r"\s*(at \S+\(|SQLSTATE:|Driver stacktrace|$)")
 _OF_JAVA = re.compile(r"\s*(at \S+\(|Caused by:|\.\.\. \d+ more|Driver stacktrace|An error occurred while calling)")
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w{5};?$")
+# Classes of SQLSTATE by which Spark says that data or a query over it is wrong: a value, a name, a file.
+_BAD_DATA = re.compile(r"SQLSTATE: (22|42|KD)\w{3}")
 _JAVA_CLASS = re.compile(r"^:?\s*([\w$]+\.)+[\w$]*(Exception|Error): ")
 
 
@@ -185,9 +188,14 @@ def worker_profile(spark: SparkSession, gpus_per_worker: int, cpus_per_worker: i
 def input_error(error: BaseException) -> InputError | None:
     """The `InputError` that a Spark task raised over the user's rows or model; None for any other failure.
 
-    Spark hands on a Python task's exception as text, whose last line is ``module.Class: message``.
+    Spark hands on a Python task's exception as text, whose last line is ``module.Class: message``. What it
+    finds itself has an SQLSTATE, whose first two letters are the class of the error.
     """
-    name, _, message = plain_cause(error)[0].partition(": ")
+    headline, traceback = plain_cause(error)
+    if traceback is None and _BAD_DATA.search(str(error)):
+        headline = _SQLSTATE.sub("", headline)
+        return TableError(headline, fix="Mend the file or value it names, or what reads it: schema, transform, filter.")
+    name, _, message = headline.partition(": ")
     module, _, kind = name.rpartition(".")
     found = getattr(errors, kind, None) if module == errors.__name__ else None
     if not (isinstance(found, type) and issubclass(found, InputError)):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dl_on_spark.errors import InputError
+
 Array = npt.NDArray[Any]
 
 CALIBRATION_BINS = 10
@@ -53,9 +55,12 @@ class Metrics:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Metrics:
-        """The metrics that `to_json` wrote."""
-        data = json.loads(text)
-        return cls(**{**data, "calibration": tuple(CalibrationBin(**b) for b in data["calibration"])})
+        """The metrics that `to_json` wrote. Raises `InputError` for any other text."""
+        try:
+            data = json.loads(text)
+            return cls(**{**data, "calibration": tuple(CalibrationBin(**b) for b in data["calibration"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"metrics.json is damaged ({error}).", fix="Run the evaluate job again.") from error
 
 
 def metrics_of(truth: Array, scores: Array, baseline_rate: float, fingerprint: str = "") -> Metrics:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,16 +47,28 @@ class SavedModel:
 
     @classmethod
     def load(cls, folder: str) -> SavedModel:
-        """Read the folder. Raises `InputError` when there is no finished model in it."""
+        """Read the folder. Raises `InputError` when there is no finished model in it, or a damaged one."""
+        schema_file = storage.join(folder, "schema.yaml")
         try:
             model = storage.read_bytes(storage.join(folder, "model.keras"))
-            schema = Schema.from_yaml(storage.read_bytes(storage.join(folder, "schema.yaml")).decode())
+            schema = Schema.from_yaml(storage.read_bytes(schema_file).decode(), schema_file)
             statistics = Statistics.from_json(storage.read_bytes(storage.join(folder, "statistics.json")).decode())
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} holds no finished model ({error}).", fix="Run the training job first."
             ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(storage.join(folder, "statistics.json")) from error
+        if not zipfile.is_zipfile(io.BytesIO(model)):
+            raise _damaged(storage.join(folder, "model.keras"))
         return cls(folder, schema, statistics, hashlib.sha256(model).hexdigest())
+
+
+def _damaged(file: str) -> InputError:
+    return InputError(
+        f"{file} is damaged.",
+        fix="Train again with --resume never, or go back to a whole version: dl-on-spark rollback.",
+    )
 
 
 def map_predictions(

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import getpass
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,18 @@ class Registry:
             )
         self._point(version.number, lineage.get("forced"), instead_of)
         return version
+
+    def check_writable(self) -> None:
+        """Raise `InputError` where versions cannot be added; makes nothing."""
+        local = storage.local_path(self._root)
+        if local is None:
+            return
+        there = next(folder for folder in (local, *local.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise InputError(
+                f"registry {self._root} cannot be written ({there}).",
+                fix="Choose another `registry`, or mend its permissions.",
+            )
 
     def versions(self) -> list[Version]:
         """Complete versions, oldest first."""
@@ -174,8 +187,14 @@ class Registry:
         """The pointer's file; empty before the first publication."""
         try:
             found: dict[str, Any] = json.loads(storage.read_bytes(storage.join(self._root, _CURRENT)))
+            int(found["version"])
         except FileNotFoundError:
             return {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{storage.join(self._root, _CURRENT)} is damaged ({error}).",
+                fix='Write the number of a version in it: {"version": 1}.',
+            ) from error
         return found
 
     def _write_pointer(self, number: int, forced: str | None) -> None:
@@ -186,7 +205,14 @@ class Registry:
         storage.write_bytes(storage.join(self._root, _CURRENT), json.dumps(pointer).encode())
 
     def _version(self, number: int) -> Version:
-        lineage = json.loads(storage.read_bytes(storage.join(self._folder(number), _LINEAGE)))
+        file = storage.join(self._folder(number), _LINEAGE)
+        try:
+            lineage = json.loads(storage.read_bytes(file))
+            lineage["model_sha256"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file} is damaged ({error}).", fix="Restore it, or move that version's folder out of the registry."
+            ) from error
         return Version(number, self._folder(number), lineage)
 
     def _folder(self, number: int) -> str:

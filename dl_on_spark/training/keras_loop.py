@@ -160,10 +160,14 @@ class _StepLoop:
 def _steps_function(model: keras.Model, session: SyncSession, block_spec: Any) -> Callable[[Any, Any, Any], Any]:
     """(block, first, n) -> logs of the last of n steps of a block, traced once for every n and batch size."""
 
+    # Plain Python at tracing: AutoGraph would warn of a hook that has no statement.
+    begin_step = tf.autograph.experimental.do_not_convert(session.begin_step)
+    end_step = tf.autograph.experimental.do_not_convert(session.end_step)
+
     def train_step(data: Any) -> Any:
-        session.begin_step()
+        begin_step()
         logs = model.train_step(data)
-        session.end_step()
+        end_step()
         return logs
 
     if model.run_eagerly:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -51,6 +51,11 @@ def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -
                 f"the model of {name} has a second optimizer, {attribute!r}; gradients and checkpoints know one.",
                 fix="Give compile the one optimizer that trains all weights.",
             )
+    if not schema.labels and model.loss is not None and type(model).train_step is keras.Model.train_step:
+        raise ModelError(
+            f"the model of {name} has a loss, but {schema.source} has no label to compare with.",
+            fix="Give one field `role: label`.",
+        )
     refused = {"sum", "none", None}
     if schema.weight is not None:
         refused.add("mean_with_sample_weight")  # divides by the rank's weights, not by its rows
@@ -62,6 +67,22 @@ def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -
                 fix="Use the default reduction 'sum_over_batch_size' and scale the learning rate instead.",
             )
     return model
+
+
+def check_inputs(model: keras.Model, features: Iterable[str]) -> None:
+    """Raise `ModelError` when a functional model asks for an input that is not among `features`."""
+    try:
+        asked = model.input
+    except (AttributeError, ValueError):  # a subclassed model: its call takes what it likes
+        return
+    names = list(asked) if isinstance(asked, dict) else [tensor.name for tensor in keras.tree.flatten(asked)]
+    known = list(features)
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ModelError(
+            f"the model has the input {missing[0]!r}, which is no feature of the schema.",
+            fix=f"Take the inputs from schema.keras_inputs(); the features are {', '.join(known)}.",
+        )
 
 
 def offset_seeds(model: keras.Model, rank: int) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dl_on_spark.errors import Cancelled, ConfigError, InputError, TrainingFailed, WorkerFailed
+from dl_on_spark.errors import Cancelled, ConfigError, InputError, SchemaError, TrainingFailed, WorkerFailed
 from dl_on_spark.input_pipeline import SamplePlan
 from dl_on_spark.lake import RowGroups, Schema, Snapshot, Statistics, Table, compute_statistics
-from dl_on_spark.launch import LaunchRequest, Message, launch, preflight
+from dl_on_spark.launch import LaunchRequest, Message, input_error, launch, preflight
 from dl_on_spark.sync import SyncStrategy, parse_sync
+from dl_on_spark.training.arguments import check_numbers, check_objects
 from dl_on_spark.training.checkpoint import CheckpointStore
 from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
@@ -82,7 +83,19 @@ class Trainer:
         the first cause after ``max_restarts`` restarts, `Cancelled` when stopped.
         """
         strategy = parse_sync(self.sync)
-        self._check(table, schema, epochs, resume)
+        check_objects(self.model, table, schema, validation, callbacks, resume)
+        check_numbers(
+            self.deadline_s,
+            epochs=(epochs, 1),
+            global_batch_size=(global_batch_size, 0),
+            seed=(seed, 0),
+            num_workers=(self.num_workers, 1),
+            max_restarts=(self.max_restarts, 0),
+            gpus_per_worker=(self.gpus_per_worker, 0),
+            cpus_per_worker=(self.cpus_per_worker, 1),
+            checkpoint_every=(self.checkpoint_every, 1),
+            steps_per_execution=(steps_per_execution, 1),
+        )
         snapshot, held_out = _pin(spark, table, schema, validation)
         plan = SamplePlan.create(
             snapshot.row_groups.rows, num_workers=self.num_workers, global_batch_size=global_batch_size, seed=seed
@@ -110,7 +123,8 @@ class Trainer:
             known = folder.read("statistics.json")
             statistics = None if known is None else Statistics.from_json(known.decode())
         if statistics is None:
-            statistics = compute_statistics(spark, snapshot, schema)
+            statistics = _statistics(spark, snapshot, schema)
+        _refuse_nulls(statistics, snapshot.uri)
         record = RunRecord(identity, plan.to_json(), epochs)
         if stored is not None:
             record = replace(record, id=stored.id)
@@ -180,7 +194,9 @@ class Trainer:
                 if not is_current():
                     raise _taken_over(folder) from error
                 if not error.retryable:
-                    raise TrainingFailed(error.message, fix=error.fix) from error
+                    raise TrainingFailed(
+                        error.message, fix=error.fix or "Mend what the traceback names, then run the same command."
+                    ) from error
                 if restarts >= self.max_restarts:
                     raise TrainingFailed(
                         f"training failed after {restarts} restarts (max_restarts={self.max_restarts}). "
@@ -193,20 +209,6 @@ class Trainer:
                 if not is_current():
                     raise _taken_over(folder)
                 return outcomes, restarts
-
-    def _check(self, table: Table, schema: Schema, epochs: int, resume: str) -> None:
-        if not isinstance(table, Table):
-            raise ConfigError(f"fit needs a table, not {type(table).__name__}.", fix="Use open_table(path).")
-        if not schema.features:
-            raise ConfigError(f"{schema.source} has no feature.", fix="Give at least one field `role: feature`.")
-        if epochs < 1:
-            raise ConfigError(f"epochs={epochs}.", fix="Train for at least one epoch.")
-        if resume not in {"auto", "never", "must"}:
-            raise ConfigError(f"resume={resume!r}.", fix="Use auto, never or must.")
-        if self.num_workers < 1 or self.max_restarts < 0:
-            raise ConfigError(
-                f"num_workers={self.num_workers}, max_restarts={self.max_restarts}.", fix="Use at least 1 and 0."
-            )
 
     def _validation_plan(self, held_out: Snapshot, global_batch_size: int) -> SamplePlan:
         try:
@@ -268,6 +270,29 @@ def _groups(snapshot: Snapshot, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> 
         groups.file[chosen], groups.index[chosen], groups.rows[chosen], groups.stored_rows[chosen], groups.bytes[chosen]
     )
     return replace(snapshot, row_groups=kept, digest=digest)
+
+
+def _statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) -> Statistics:
+    """As `compute_statistics`, but bad input that a task finds is an `InputError` here, not Spark's error."""
+    try:
+        return compute_statistics(spark, snapshot, schema)
+    except InputError:
+        raise
+    except Exception as error:
+        found = input_error(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _refuse_nulls(statistics: Statistics, uri: str) -> None:
+    """Before anything is written: a worker would find them in the middle of an epoch."""
+    for name, nulls in statistics.refused_nulls.items():
+        raise SchemaError(
+            f"{uri}: column {name!r} has {nulls:,} nulls or NaN among {statistics.rows:,} rows.",
+            fix="Give it a policy in the schema (nulls: indicator, or nulls: {fill: VALUE}), or remove these rows "
+            "in the ETL.",
+        )
 
 
 def _identity(

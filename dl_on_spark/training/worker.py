@@ -27,7 +27,7 @@ from dl_on_spark.training import state
 from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, FileDigest, Manifest, rank_file
 from dl_on_spark.training.keras_loop import fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
-from dl_on_spark.training.model_loading import build, load_model_builder, offset_seeds
+from dl_on_spark.training.model_loading import build, check_inputs, load_model_builder, offset_seeds
 from dl_on_spark.training.run_folder import Attempt, RunFolder, RunRecord
 
 DEFAULT_STEPS_PER_EXECUTION = 32
@@ -104,6 +104,7 @@ class _Worker:
             deadline_s = self._context.deadline_s
             feed = stack.enter_context(BlockFeed(reader.blocks, reader.preprocessor, deadline_s=deadline_s))
             validation = self._validation(stack, schema)
+            check_inputs(model, reader.preprocessor.feature_names)
             state.build_variables(model, feed.element_spec)
             offset_seeds(model, rank)
             self._agree_on_weights()

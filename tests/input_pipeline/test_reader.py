@@ -222,3 +222,16 @@ def test_a_missing_column_is_refused_before_reading(tmp_path):
     snapshot = open_table(tmp_path).snapshot()
     with pytest.raises(SchemaError, match="name"):
         RankReader(snapshot, plan_of(snapshot, global_batch_size=2), SCHEMA, None, 0, 1)
+
+
+def test_a_refused_null_names_the_file_it_is_in_not_the_first_of_its_window(tmp_path):
+    write_files(tmp_path, [[6], [6], [6]])
+    third = pq.read_table(tmp_path / "part-2.parquet")
+    pq.write_table(third.set_column(0, "id", pa.array([None, *range(5)], pa.int64())), tmp_path / "part-2.parquet")
+    snapshot = open_table(tmp_path).snapshot()
+    plan = plan_of(snapshot, global_batch_size=6, window=3, seed=None)
+    with (
+        RankReader(snapshot, plan, SCHEMA, None, 0, 1, threads=2) as reader,
+        pytest.raises(SchemaError, match=r"Column 'id' of part-2\.parquet, row group 0 has 1 nulls or NaN among"),
+    ):
+        list(reader.batches(0))

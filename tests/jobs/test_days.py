@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl_on_spark.config import PipelineConfig
-from dl_on_spark.errors import TableError
+from dl_on_spark.errors import ConfigError, TableError
 from dl_on_spark.jobs.days import DaySplit, run_folder
 from dl_on_spark.lake import open_table
 from tests.registry.saved_models import write_day
@@ -57,3 +57,13 @@ def test_a_run_has_a_folder_of_its_date_and_strategy_unless_it_is_named() -> Non
     config, date = _config(sync="local_sgd:every=16"), datetime.date(2024, 1, 5)
     assert run_folder(config, date) == "/lake/checkpoints/clicks/2024-01-05-local_sgd-every-16"
     assert run_folder(config, date, "mine") == "/lake/checkpoints/clicks/mine"
+
+
+def test_days_before_the_calendar_and_names_that_lead_elsewhere_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0001-01-03 less training\.days=400"):
+        DaySplit.of(_config(400), datetime.date(1, 1, 3))
+    date = datetime.date(2024, 1, 2)
+    for name in ("../other", "/tmp/run", "a/b", "", "."):
+        with pytest.raises(ConfigError, match="--run-name"):
+            run_folder(_config(), date, name)
+    assert run_folder(_config(), date, "lr=0.1_b").endswith("/clicks/lr=0.1_b")

@@ -12,7 +12,7 @@ import pytest
 
 import examples.flight_delay
 from dl_on_spark.config import load_config
-from dl_on_spark.errors import DataContractError, TableError
+from dl_on_spark.errors import DataContractError, SchemaError, TableError
 from dl_on_spark.jobs import etl
 from dl_on_spark.lake import open_table
 
@@ -169,3 +169,58 @@ def test_text_that_is_no_value_is_a_reason_and_never_an_error_of_spark(spark: Sp
     (flights,) = (check for check in report["checks"] if check["name"] == "flights")
     assert flights["reasons"] == {"flight: not int": 1, "distance: not double": 1, "time_hour: not timestamp": 1}
     assert report["rows"] == 60
+
+
+def _with_transform(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """The flights' transform, and `change` of its rows."""
+    from examples.flight_delay import transform
+
+    whole = transform.flight_features
+    monkeypatch.setattr(transform, "flight_features", lambda *given: change(whole(*given)))
+
+
+def test_rows_of_another_day_are_refused_since_they_would_replace_that_day(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import functions as F
+
+    _run(spark, tmp_path, _flights(3))
+    before = _digests(tmp_path / "tables")
+    _with_transform(monkeypatch, lambda rows: rows.withColumn("date", F.date_add("date", 1)))
+    with pytest.raises(TableError, match=f"rows of date={NEXT_DAY} in a run for {DAY} to {DAY}"):
+        _run(spark, tmp_path, _flights(2))
+    assert _digests(tmp_path / "tables") == before
+
+
+def test_a_transform_that_does_not_fit_its_sources_is_named_without_java(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_transform(monkeypatch, lambda rows: rows.select("gate"))
+    with pytest.raises(TableError, match=r"the transform .* does not fit its sources: .*`gate`") as caught:
+        _run(spark, tmp_path, _flights(2))
+    assert "\n" not in caught.value.message and "SQLSTATE" not in caught.value.message
+    monkeypatch.undo()
+    _with_transform(monkeypatch, lambda rows: None)
+    with pytest.raises(TableError, match="returned NoneType, not a DataFrame"):
+        _run(spark, tmp_path, _flights(2))
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_day_whose_header_lacks_a_column_is_named_and_not_read_as_nulls(spark: SparkSession, tmp_path: Path) -> None:
+    _run(spark, tmp_path, _flights(2))
+    before = _digests(tmp_path / "tables")
+    rows = [row.replace(",20,UA", ",UA") for row in _flights(3)]
+    _write(tmp_path, f"flights/date={NEXT_DAY}/flights.csv", FLIGHTS.replace(",arr_delay", ""), *rows)
+    with pytest.raises(SchemaError, match=rf"'flights': date={NEXT_DAY}/flights\.csv has no column 'arr_delay'"):
+        _job(spark, tmp_path, NEXT_DAY, start_date=DAY)
+    assert _digests(tmp_path / "tables") == before
+
+
+def test_a_quarantine_that_cannot_be_written_is_refused_before_the_table_changes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "quarantine").write_text("a file")
+    with pytest.raises(TableError, match="quarantine is a file, not a folder"):
+        _run(spark, tmp_path, _flights(2))
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["quarantine"]

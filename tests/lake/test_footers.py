@@ -21,7 +21,7 @@ from dl_on_spark.lake.formats import footers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WHERE = "date > '2024-01-01' and (x > 0.5 or when >= '2024-01-01 00:00:05') and name = 'b'"
+WHERE = "date > '2024-01-01' and (x > 0.5 or moment >= '2024-01-01 00:00:05') and name = 'b'"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def table(tmp_path: Path) -> Path:
             columns = {
                 "x": draw.random(30),
                 "name": draw.choice(["a", "b"], 30),
-                "when": [datetime.datetime(2024, 1, 1, 0, 0, i % 9) for i in range(30)],
+                "moment": [datetime.datetime(2024, 1, 1, 0, 0, i % 9) for i in range(30)],
             }
             pq.write_table(
                 pa.table(columns),

@@ -65,6 +65,12 @@ def test_tensor_specs_are_those_after_preprocessing() -> None:
         ("{type: date, checks: {min: 5}}", "checks.min: 5 is no value of type date"),
         ("{type: string, checks: {max: 5}}", "checks.max: 5 is no value of type string"),
         ("{type: int, checks: {regex: a}}", "checks.regex needs text"),
+        ("{type: float, nulls: {fill: many}}", "nulls.fill: 'many' is no value of type float"),
+        ("{type: int, nulls: {fill: 0.5}}", "nulls.fill: 0.5 is no value of type int"),
+        ("{type: string, nulls: {fill: null}}", "nulls.fill: None is no value of type string"),
+        ("{type: 'array<int>', nulls: {fill: x}}", "nulls.fill: 'x' is no value of type array<int>"),
+        ("{type: int, null: indicator}", "None is no entry's name"),
+        ("{type: int, type: long}", "the entry 'type' is there twice"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_file_field_and_reason(tmp_path: Path, wrong: str, said: str) -> None:
@@ -73,8 +79,23 @@ def test_a_wrong_entry_is_refused_with_file_field_and_reason(tmp_path: Path, wro
     with pytest.raises(SchemaError) as caught:
         Schema.load(file)
     assert str(file) in str(caught.value)
-    assert "'carrier'" in str(caught.value)
+    assert "'carrier'" in str(caught.value) or "line 3" in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "{type: date, nulls: {fill: 2013-06-01}}",
+        "{type: date, nulls: {fill: '2013-06-01'}}",
+        "{type: 'decimal(10,2)', nulls: {fill: 0.5}}",
+        "{type: 'array<float>', shape: [2], nulls: {fill: 0}}",
+        "{type: string, nulls: {fill: unknown}}",
+        "{type: boolean, nulls: {fill: false}}",
+    ],
+)
+def test_a_fill_of_the_columns_type_is_taken(field: str) -> None:
+    assert Schema.from_yaml(f"name: t\nfields:\n  x: {field}\n")["x"].nulls != "refuse"
 
 
 def test_missing_columns_and_wrong_types_are_named_before_launch() -> None:

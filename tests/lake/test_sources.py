@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,3 +91,17 @@ def test_a_header_with_a_name_twice_is_named(spark: SparkSession, tmp_path: Path
     (tmp_path / "t.csv").write_text("a,b,A\n1,2,3\n")
     with pytest.raises(TableError, match=r"header of t\.csv names column 'a' twice"):
         read_source(spark, Source("s", str(tmp_path)), FIRST, LAST)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("cut.csv.gz", gzip.compress(b"a,b\n" * 9)[:-12], r"cut\.csv\.gz cannot be read"),
+        ("odd.csv", b"PAR1\x00\x93\xfe\n", r"odd\.csv is no CSV"),
+        ("latin.csv", "größe,b\n".encode("latin-1"), r"latin\.csv is no CSV"),
+    ],
+)
+def test_a_file_that_is_no_text_is_named(spark: SparkSession, raw: Path, name: str, data: bytes, said: str) -> None:
+    (raw / "date=2013-06-04" / name).write_bytes(data)
+    with pytest.raises(TableError, match=f"source 'flights': date=2013-06-04/{said}"):
+        read_source(spark, Source("flights", str(raw), partition="date"), FIRST, LAST)

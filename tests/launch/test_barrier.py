@@ -2,7 +2,7 @@
 
 import threading
 
-from dl_on_spark.launch.barrier import BarrierJob, is_local, plain_cause, worker_profile
+from dl_on_spark.launch.barrier import BarrierJob, input_error, is_local, plain_cause, worker_profile
 
 STACK = "\tat org.apache.spark.Runner.run(Runner.scala:1)\n\tat java.base/java.lang.Thread.run(Thread.java:8)"
 ABORTED = (
@@ -67,3 +67,14 @@ def test_a_lost_executor_is_said_without_java():
 
 def test_an_exception_without_text_is_named():
     assert plain_cause(RuntimeError()) == ("RuntimeError", None)
+
+
+def test_a_value_a_name_or_a_file_that_spark_refuses_is_bad_input_and_a_users_error_is_not():
+    file = RuntimeError(f"[FAILED_READ_FILE.NO_HINT] Error while reading file:/x/a.csv.gz. SQLSTATE: KD001\n{STACK}")
+    found = input_error(file)
+    assert found.message == "[FAILED_READ_FILE.NO_HINT] Error while reading file:/x/a.csv.gz."
+    assert found.exit_code == 2 and found.fix
+    assert input_error(RuntimeError("[CAST_INVALID_INPUT] The value 'B6' cannot be cast. SQLSTATE: 22018")) is not None
+    udf = "[PYTHON_EXCEPTION] Traceback (most recent call last):\n  File 'x'\nZeroDivisionError: no\n SQLSTATE: 38000"
+    assert input_error(RuntimeError(udf)) is None
+    assert input_error(RuntimeError("[INTERNAL_ERROR] a fault of Spark. SQLSTATE: XX000")) is None

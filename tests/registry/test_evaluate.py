@@ -10,7 +10,7 @@ import pytest
 
 from dl_on_spark.errors import InputError, ModelError, TableError
 from dl_on_spark.lake import Schema, open_table
-from dl_on_spark.registry import SavedModel, evaluate
+from dl_on_spark.registry import Metrics, SavedModel, evaluate
 from dl_on_spark.registry.metrics import area_under_curve, metrics_of
 from tests.registry.saved_models import SCHEMA_YAML, expected_scores, linear, save_run, write_day
 
@@ -129,3 +129,18 @@ def test_a_day_without_rows_says_so(spark: SparkSession, tmp_path: Path, table: 
 def test_a_folder_without_a_model_says_train_first(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no finished model.*Run the training job first"):
         SavedModel.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.keras", "schema.yaml", "statistics.json"])
+def test_a_damaged_file_of_a_model_is_named(spark: SparkSession, tmp_path: Path, table: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    save_run(spark, folder, table, "date = '2024-01-01'", lambda: linear(1.0))
+    (folder / name).write_text("{")
+    with pytest.raises(InputError, match=name.replace(".", r"\.")):
+        SavedModel.load(str(folder))
+
+
+def test_damaged_metrics_ask_for_another_evaluation() -> None:
+    for text in ("{", "[]", "{}"):
+        with pytest.raises(InputError, match=r"metrics\.json is damaged"):
+            Metrics.from_json(text)

@@ -170,3 +170,28 @@ def _publish_until_step(root: Path, model: str, last: int) -> None:
 
     sys.addaudithook(hook)
     _publish(root, model)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": "one"}', "{}"])
+def test_a_damaged_pointer_or_lineage_is_named(tmp_path: Path, text: str) -> None:
+    _publish(tmp_path, "a")
+    registry = Registry(str(tmp_path), "m")
+    pointer = tmp_path / "m" / "current.json"
+    whole = pointer.read_bytes()
+    pointer.write_text(text)
+    with pytest.raises(InputError, match=r"current\.json is damaged"):
+        registry.current()
+    pointer.write_bytes(whole)
+    (tmp_path / "m" / "versions" / "1" / "lineage.json").write_text(text)
+    with pytest.raises(InputError, match=r"lineage\.json is damaged"):
+        registry.current()
+
+
+def test_a_registry_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    registry = Registry(str(tmp_path / "file" / "models"), "m")
+    assert registry.current() is None
+    with pytest.raises(InputError, match="cannot be written"):
+        registry.check_writable()
+    Registry(str(tmp_path / "new"), "m").check_writable()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

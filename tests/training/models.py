@@ -40,6 +40,15 @@ def build_uncompiled():
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 
 
+def build_with_unknown_input():
+    import keras
+
+    inputs = {name: keras.Input((1,), name=name) for name in ("a", "c")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values()))))
+    model.compile("sgd", "mse")
+    return model
+
+
 def build_no_model():
     return {"not": "a model"}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from dl_on_spark.errors import ModelError
 from dl_on_spark.input_pipeline import Cursor
@@ -57,6 +58,13 @@ def test_one_worker_trains_as_plain_keras_does() -> None:
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
     assert int(ours.optimizer.iterations.numpy()) == 2 * STEPS
     assert ours.make_train_function.__func__ is type(ours).make_train_function
+
+
+def test_a_strategy_without_a_part_in_the_step_is_traced_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *more, **_: said.append(str(text)))
+    fit(alone(), build(), LocalSGD(every=4))
+    assert not [text for text in said if "AutoGraph" in text]
 
 
 @pytest.mark.parametrize("per_execution", [1, 4, 100])

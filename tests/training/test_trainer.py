@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -230,6 +231,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_once_with_the_way_out(
         ("build_uncompiled", "is not compiled"),
         ("build_no_model", "returned dict, not a keras.Model"),
         ("build_absent", "has no function 'build_absent'"),
+        ("build_with_unknown_input", "has the input 'c', which is no feature of the schema"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused_and_leaves_nothing(
@@ -250,6 +252,36 @@ def test_a_refused_run_leaves_the_one_that_it_would_have_replaced(
         fit(spark, table, folder, model=f"{MODELS}:build_uncompiled", num_workers=1, resume="never")
     assert contents(folder) == before
     assert fit(spark, table, folder, validation=open_table(table)) == undisturbed
+
+
+def test_nulls_that_the_schema_refuses_are_found_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for column in ("a", "b", "label"):
+        rows = {"a": [0.5, 1.0, 2.0], "b": [1.0, 0.5, 3.0], "label": [0, 1, 1]}
+        rows[column][1] = None
+        types = {"a": pa.float32(), "b": pa.float32(), "label": pa.int32()}
+        folder = tmp_path / column
+        folder.mkdir()
+        pq.write_table(pa.table({n: pa.array(v, types[n]) for n, v in rows.items()}), folder / "part.parquet")
+        with pytest.raises(SchemaError, match=f"column '{column}' has 1 nulls or NaN among 3 rows") as caught:
+            fit(spark, str(folder), tmp_path / "run", global_batch_size=2)
+        assert "nulls: indicator" in (caught.value.fix or "")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_page_is_named_before_anything_is_written(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "table"
+    shutil.copytree(table, damaged)
+    file = damaged / "part-0.parquet"
+    column = pq.read_metadata(file).row_group(0).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    data = bytearray(file.read_bytes())
+    data[start : start + 60] = b"\xff" * 60
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=r"part-0\.parquet cannot be read"):
+        fit(spark, str(damaged), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @given(rows=st.lists(st.integers(1, 50), min_size=2, max_size=40), share=st.floats(0.01, 0.99))
