@@ -104,7 +104,7 @@ class Field(BaseModel):
             raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
         if self.checks.regex is not None and not scalar_text:
             raise ValueError(f"checks.regex needs text, not {self.type}")
-        if isinstance(self.nulls, dict) and not _fills(self.nulls["fill"], kind):
+        if isinstance(self.nulls, dict) and not _fills(self.nulls["fill"], element):
             raise ValueError(f"nulls.fill: {_shown(self.nulls['fill'])} is no value of type {self.type}")
         for name, values in (
             ("min", (self.checks.min,)),
