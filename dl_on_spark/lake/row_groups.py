@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
@@ -84,16 +86,34 @@ class RowGroupDecoder:
         Raises `TableError` naming the file when it vanished or changed since it was pinned.
         """
         groups = self._snapshot.row_groups
-        filtered = self._filter is not None and int(groups.rows[i]) != int(groups.stored_rows[i])
+        kept = self._kept(i)
+        stored = int(groups.stored_rows[i]) if kept is None else int(kept.sum())
+        filtered = self._filter is not None and int(groups.rows[i]) != stored
         table = self._read(i, self._schema, self._filter_columns if filtered else set())
+        if kept is not None:
+            table = table.filter(pa.array(kept))
         if filtered:
             table = table.filter(self._filter).select(self._schema.names)
         return table
 
     def count(self, i: int) -> int:
         """How many rows of row group `i` pass the filter; reads the filter's columns alone."""
-        table = self._read(i, pa.schema([]), self._filter_columns)
+        table, kept = self._read(i, pa.schema([]), self._filter_columns), self._kept(i)
+        if kept is not None:
+            table = table.filter(pa.array(kept))
         return int(table.filter(self._filter).num_rows)
+
+    def _kept(self, i: int) -> npt.NDArray[np.bool_] | None:
+        """Which rows of a row group the table still has, deletion vectors and delete files applied; None: all."""
+        groups = self._snapshot.row_groups
+        deleted = self._snapshot.files[int(groups.file[i])].deleted_rows
+        first, rows = int(groups.first_row[i]), int(groups.stored_rows[i])
+        low, high = np.searchsorted(deleted, (first, first + rows))
+        if low == high:
+            return None
+        kept = np.ones(rows, bool)
+        kept[deleted[low:high] - first] = False
+        return kept
 
     def _read(self, i: int, schema: pa.Schema, more: set[str]) -> pa.Table:
         groups = self._snapshot.row_groups
@@ -101,7 +121,8 @@ class RowGroupDecoder:
         data_file = self._snapshot.files[index]
         of_table = self._snapshot.table_schema
         wanted = [*schema, *(nested.field_of(of_table, name) for name in sorted(more - set(schema.names)))]
-        stored = [field.name for field in wanted if field.name not in self._partition_names]
+        stored_as = {field.name: data_file.stored_as.get(field.name, field.name) for field in wanted}
+        stored = [stored_as[f.name] for f in wanted if f.name not in self._partition_names and stored_as[f.name]]
         try:
             source = self._open(index)
             table = source.read_row_group(int(groups.index[i]), columns=stored, use_threads=self._use_threads)
@@ -118,9 +139,11 @@ class RowGroupDecoder:
         for field in wanted:
             if field.name in self._partition_names:
                 columns.append(pa.repeat(pa.scalar(data_file.partition[field.name], field.type), rows))
+            elif not stored_as[field.name]:
+                columns.append(pa.nulls(rows, field.type))
             else:
-                path = nested.path_of(of_table, field.name)
-                assert path is not None  # the snapshot has the column
+                path = nested.path_of(table.schema, stored_as[field.name])
+                assert path is not None  # it was just read
                 column = nested.column_of(table, path)
                 kept = column.type == field.type or (
                     field.name in self._dictionaries and pa.types.is_dictionary(column.type)

@@ -6,8 +6,10 @@ import base64
 import datetime
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -17,18 +19,38 @@ import pyarrow as pa
 
 from dl_on_spark.lake import nested
 
-PartitionValue = int | str | datetime.date | None
+PartitionValue = bool | int | float | str | Decimal | datetime.date | datetime.datetime | None
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class DataFile:
     """One Parquet file: its path below the table's folder ('' when the table is that file), its bytes
-    and the values of its partition columns."""
+    and the values of its partition columns.
+
+    ``stored_as``: the file's own name of a column (dotted inside structs) where it is another than the table's; ''
+    where the file lacks the column and all its rows are null. ``deleted``: rows of the file that the table has no
+    more, as `encode_rows` packs them.
+    """
 
     path: str
     size: int
     partition: Mapping[str, PartitionValue] = field(default_factory=dict)
+    stored_as: Mapping[str, str] = field(default_factory=dict)
+    deleted: str = ""
+
+    @cached_property
+    def deleted_rows(self) -> Counts:
+        """Positions in the file of the rows that the table has no more, sorted."""
+        steps = np.frombuffer(zlib.decompress(base64.b64decode(self.deleted)), "<i8") if self.deleted else []
+        return np.cumsum(np.asarray(steps, np.int64))
+
+
+def encode_rows(positions: Counts) -> str:
+    """Row positions in a file as text: the steps between them, compressed."""
+    if not len(positions):
+        return ""
+    return base64.b64encode(zlib.compress(np.diff(np.unique(positions), prepend=0).astype("<i8").tobytes())).decode()
 
 
 @dataclass(frozen=True)
@@ -36,17 +58,23 @@ class RowGroups:
     """All row groups of a snapshot as int64 arrays of shape (n,), in file order.
 
     ``file``: index into the snapshot's files. ``index``: position in its file. ``rows``: rows that
-    pass the filter. ``stored_rows``: rows in the footer. ``bytes``: uncompressed size.
+    are not deleted and pass the filter. ``stored_rows``: rows in the footer. ``first_row``: of the file's rows.
+    ``bytes``: uncompressed size.
     """
 
     file: Counts
     index: Counts
     rows: Counts
     stored_rows: Counts
+    first_row: Counts
     bytes: Counts
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def some(self, chosen: npt.NDArray[Any]) -> RowGroups:
+        """The row groups of an index or a mask."""
+        return RowGroups(*(getattr(self, name)[chosen] for name in _COLUMNS))
 
 
 @dataclass(frozen=True)
@@ -108,6 +136,8 @@ class Snapshot:
                         "path": f.path,
                         "size": f.size,
                         "partition": {k: _encode(v) for k, v in f.partition.items()},
+                        **({"stored_as": dict(f.stored_as)} if f.stored_as else {}),
+                        **({"deleted": f.deleted} if f.deleted else {}),
                     }
                     for f in self.files
                 ],
@@ -124,7 +154,14 @@ class Snapshot:
         """The snapshot that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         files = tuple(
-            DataFile(f["path"], f["size"], {k: _decode(v) for k, v in f["partition"].items()}) for f in data["files"]
+            DataFile(
+                f["path"],
+                f["size"],
+                {k: _decode(v) for k, v in f["partition"].items()},
+                f.get("stored_as", {}),
+                f.get("deleted", ""),
+            )
+            for f in data["files"]
         )
         groups = RowGroups(*(np.asarray(data["row_groups"][name], dtype=np.int64) for name in _COLUMNS))
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(data["schema"])))
@@ -142,15 +179,21 @@ class Snapshot:
         )
 
 
-_COLUMNS = ("file", "index", "rows", "stored_rows", "bytes")
+_COLUMNS = ("file", "index", "rows", "stored_rows", "first_row", "bytes")
 
 
 def _encode(value: PartitionValue) -> Any:
-    return {"date": value.isoformat()} if isinstance(value, datetime.date) else value
+    if isinstance(value, datetime.datetime):
+        return {"timestamp": value.isoformat()}
+    if isinstance(value, datetime.date):
+        return {"date": value.isoformat()}
+    return {"decimal": str(value)} if isinstance(value, Decimal) else value
 
 
 def _decode(value: Any) -> PartitionValue:
     if isinstance(value, dict):
-        return datetime.date.fromisoformat(value["date"])
+        ((kind, text),) = value.items()
+        read = {"date": datetime.date, "timestamp": datetime.datetime}.get(kind)
+        return Decimal(text) if read is None else read.fromisoformat(text)
     decoded: PartitionValue = value
     return decoded

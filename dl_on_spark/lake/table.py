@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from dl_on_spark.lake.formats.content import Content
 from dl_on_spark.lake.formats.footers import ColumnStatistics, Footer
 from dl_on_spark.lake.predicates import Node, Range
 from dl_on_spark.lake.row_groups import RowGroupDecoder
-from dl_on_spark.lake.snapshot import RowGroups, Snapshot
+from dl_on_spark.lake.snapshot import Counts, DataFile, RowGroups, Snapshot
 from dl_on_spark.lake.storage import PathLike, locate
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Table:
         used = sorted(set(groups.file.tolist()))
         renumbered = np.searchsorted(np.asarray(used, dtype=np.int64), groups.file)
         digest = hashlib.sha256(
-            "\n".join(f"{content.files[i].path} {content.footers[i].digest}" for i in used).encode()
+            "\n".join(_described(content.files[i], content.footers[i]) for i in used).encode()
         ).hexdigest()
         snapshot = Snapshot(
             uri=self.uri,
@@ -133,6 +134,8 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
     index = np.concatenate([np.arange(count) for count in counts]) if counts else file
     rows = np.concatenate([footer.rows for footer in content.footers]) if counts else file
     sizes = np.concatenate([footer.bytes for footer in content.footers]) if counts else file
+    first_row = np.concatenate([np.cumsum(footer.rows) - footer.rows for footer in content.footers]) if counts else file
+    stored, rows = rows, rows - _deleted(content, rows, first_row, counts)
     kept, certain = rows > 0, np.ones(len(rows), bool)
     if node is not None:
         first = 0
@@ -142,8 +145,26 @@ def _row_groups(content: Content, predicate: str | None, uri: str) -> tuple[RowG
                 certain[first + position] = whole
             first += counts[at]
     chosen = np.flatnonzero(kept)
-    columns = [np.asarray(values[chosen], np.int64) for values in (file, index, rows, rows, sizes)]
+    columns = [np.asarray(values[chosen], np.int64) for values in (file, index, rows, stored, first_row, sizes)]
     return RowGroups(*columns), certain[chosen]
+
+
+def _deleted(content: Content, rows: Counts, first_row: Counts, counts: Sequence[int]) -> Counts:
+    """How many rows of each row group are deleted."""
+    found, at = np.zeros_like(rows), 0
+    for file, count in zip(content.files, counts, strict=True):
+        if file.deleted:
+            first, stored = first_row[at : at + count], rows[at : at + count]
+            low, high = (np.searchsorted(file.deleted_rows, edge) for edge in (first, first + stored))
+            found[at : at + count] = high - low
+        at += count
+    return found
+
+
+def _described(file: DataFile, footer: Footer) -> str:
+    """What tells a file's rows from any others', without where the table lies or when it was written."""
+    more = [json.dumps(dict(file.stored_as), sort_keys=True) if file.stored_as else "", file.deleted]
+    return " ".join([file.path, footer.digest, *(part for part in more if part)])
 
 
 def _outcomes(node: Node, content: Content, at: int, footer: Footer) -> Iterator[tuple[bool, bool]]:
@@ -153,7 +174,9 @@ def _outcomes(node: Node, content: Content, at: int, footer: Footer) -> Iterator
     if True not in node.outcomes(constants):
         yield from itertools.repeat((False, False), len(footer.rows))
         return
-    known = {name: of for name, of in footer.statistics.items() if name in names - set(constants)}
+    stored_as = {name: content.files[at].stored_as.get(name, name) for name in names - set(constants)}
+    constants.update({name: Range.constant(None) for name, own in stored_as.items() if not own})
+    known = {name: footer.statistics[own] for name, own in stored_as.items() if own in footer.statistics}
     for position, rows in enumerate(footer.rows.tolist()):
         ranges = {name: _range(of[position], rows, _type(content.schema, name)) for name, of in known.items()}
         outcomes = node.outcomes({**constants, **{name: found for name, found in ranges.items() if found is not None}})
@@ -192,7 +215,7 @@ def _comparable(value: Any, kind: pa.DataType) -> bool:
 def _counted(snapshot: Snapshot, certain: np.ndarray[Any, Any]) -> Snapshot:
     """`snapshot` with the rows that pass its filter; row groups and files without any are dropped."""
     groups = snapshot.row_groups
-    rows = groups.stored_rows.copy()
+    rows = groups.rows.copy()
     open_ones: Sequence[int] = np.flatnonzero(~certain).tolist()
     if open_ones:
         with RowGroupDecoder(snapshot, use_threads=False) as decoder, ThreadPoolExecutor(_THREADS) as pool:
@@ -204,14 +227,9 @@ def _counted(snapshot: Snapshot, certain: np.ndarray[Any, Any]) -> Snapshot:
             fix="Widen the filter, or run the ETL for the days it names.",
         )
     used = np.unique(groups.file[kept])
+    left = replace(groups, rows=rows).some(kept)
     return replace(
         snapshot,
         files=tuple(snapshot.files[i] for i in used.tolist()),
-        row_groups=RowGroups(
-            file=np.searchsorted(used, groups.file[kept]),
-            index=groups.index[kept],
-            rows=rows[kept],
-            stored_rows=groups.stored_rows[kept],
-            bytes=groups.bytes[kept],
-        ),
+        row_groups=replace(left, file=np.searchsorted(used, left.file)),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from dl_on_spark.errors import Cancelled, ConfigError, InputError, SchemaError, TrainingFailed, WorkerFailed
 from dl_on_spark.input_pipeline import SamplePlan
-from dl_on_spark.lake import RowGroups, Schema, Snapshot, Statistics, Table, compute_statistics
+from dl_on_spark.lake import Schema, Snapshot, Statistics, Table, compute_statistics
 from dl_on_spark.launch import LaunchRequest, Message, input_error, launch, preflight
 from dl_on_spark.sync import SyncStrategy, parse_sync
 from dl_on_spark.training.arguments import check_numbers, check_objects
@@ -266,10 +266,7 @@ def _split(snapshot: Snapshot, share: float) -> tuple[Snapshot, Snapshot]:
 def _groups(snapshot: Snapshot, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Snapshot:
     groups = snapshot.row_groups
     digest = hashlib.sha256(snapshot.digest.encode() + np.packbits(chosen).tobytes()).hexdigest()
-    kept = RowGroups(
-        groups.file[chosen], groups.index[chosen], groups.rows[chosen], groups.stored_rows[chosen], groups.bytes[chosen]
-    )
-    return replace(snapshot, row_groups=kept, digest=digest)
+    return replace(snapshot, row_groups=groups.some(chosen), digest=digest)
 
 
 def _statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) -> Statistics:

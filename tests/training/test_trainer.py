@@ -287,7 +287,7 @@ def test_a_damaged_page_is_named_before_anything_is_written(spark: SparkSession,
 @given(rows=st.lists(st.integers(1, 50), min_size=2, max_size=40), share=st.floats(0.01, 0.99))
 def test_a_held_out_share_is_whole_row_groups_that_training_does_not_see(rows: list[int], share: float) -> None:
     numbers = np.arange(len(rows))
-    groups = RowGroups(numbers, numbers, np.array(rows), np.array(rows), np.array(rows))
+    groups = RowGroups(numbers, numbers, np.array(rows), np.array(rows), numbers, np.array(rows))
     snapshot = Snapshot("table", "parquet", None, (), groups, pa.schema([]), None, None, "0" * 64)
     kept, held_out = split(snapshot, share)
     assert sorted([*kept.row_groups.file, *held_out.row_groups.file]) == list(numbers)
