@@ -354,8 +354,7 @@ def _shown(value: Any) -> str:
 
 def _fills(value: Any, kind: pa.DataType) -> bool:
     """Whether a null of this type, or of a list's elements, can become `value`."""
-    while pa.types.is_list(kind):
-        kind = kind.value_type
+    kind = ddl.element_type(kind)
     try:
         found = ddl.scalar(value, kind).as_py()
         # Arrow would cut the fraction of a number off.
