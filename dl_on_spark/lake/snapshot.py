@@ -42,7 +42,7 @@ class DataFile:
     @cached_property
     def deleted_rows(self) -> Counts:
         """Positions in the file of the rows that the table has no more, sorted."""
-        steps = np.frombuffer(zlib.decompress(base64.b64decode(self.deleted)), "<i8") if self.deleted else []
+        steps: Any = np.frombuffer(zlib.decompress(base64.b64decode(self.deleted)), "<i8") if self.deleted else []
         return np.cumsum(np.asarray(steps, np.int64))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from dl_on_spark.lake.formats import parquet
+from dl_on_spark.lake.formats import delta, parquet
 
 FORMATS: dict[str, ModuleType] = {
+    "delta": delta,
     "parquet": parquet,
 }

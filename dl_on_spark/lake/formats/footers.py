@@ -124,6 +124,11 @@ def _read(place: Location, file: DataFile, names: frozenset[str]) -> Footer:
         text = tail[-length - 8 :]
         # INT96, Spark's default for timestamps: as nanoseconds, years before 1677 and after 2262 would wrap.
         reader = pq.ParquetFile(pa.BufferReader(text), coerce_int96_timestamp_unit="us")
+    except FileNotFoundError as error:
+        raise TableError(
+            f"{name} is not there any more.",
+            fix="Read the newest version: an old one loses its files to VACUUM and to the expiry of snapshots.",
+        ) from error
     except (OSError, pa.ArrowException) as error:
         raise TableError(f"{name} cannot be read: {error}.", fix="Check the file and its permissions.") from error
     try:
