@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dl_on_spark.errors import TableError
 from dl_on_spark.lake import nested, where
-from dl_on_spark.lake.formats import FORMATS
+from dl_on_spark.lake.formats import FORMATS, iceberg
 from dl_on_spark.lake.formats.content import Content
 from dl_on_spark.lake.formats.footers import ColumnStatistics, Footer
 from dl_on_spark.lake.predicates import Node, Range
@@ -80,7 +80,7 @@ class Table:
             "\n".join(_described(content.files[i], content.footers[i]) for i in used).encode()
         ).hexdigest()
         snapshot = Snapshot(
-            uri=self.uri,
+            uri=content.root or self.uri,
             format=name,
             version=content.version,
             files=tuple(content.files[i] for i in used),
@@ -95,7 +95,10 @@ class Table:
         return _counted(snapshot, certain)
 
     def _content(self, spark: SparkSession | None = None) -> tuple[str, Content]:
-        place = locate(self.uri)
+        uri = self.uri
+        if uri.startswith(f"{iceberg.SCHEME}://"):
+            uri = iceberg.address_of(uri)
+        place = locate(uri)
         chosen = FORMATS.items() if self.format == "auto" else [(self.format, FORMATS[self.format])]
         for name, module in chosen:
             if module.recognizes(place):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from dl_on_spark.lake.formats import delta, parquet
+from dl_on_spark.lake.formats import delta, iceberg, parquet
 
 FORMATS: dict[str, ModuleType] = {
     "delta": delta,
+    "iceberg": iceberg,
     "parquet": parquet,
 }
