@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from pyarrow import fs as pafs
 
 from dl_on_spark.errors import InputError
 
+# What Hadoop, and so Spark, calls the store that all others call s3.
+_OF_HADOOP = re.compile(r"^s3[an]://")
 PathLike = str | os.PathLike[str]
 
 
@@ -34,7 +37,7 @@ class Location:
 def locate(uri: PathLike) -> Location:
     """Find the file system of a local path or URI.
 
-    A local path may hold spaces, a trailing slash or a leading ``~``. Raises `InputError` for a
+    A local path may hold spaces, a trailing slash or a leading ``~``; s3a:// is s3://. Raises `InputError` for a
     scheme that pyarrow.fs does not read.
     """
     text = os.fspath(uri)
@@ -42,7 +45,7 @@ def locate(uri: PathLike) -> Location:
     if local is not None:
         return Location(text, pafs.LocalFileSystem(), str(local))
     try:
-        filesystem, path = pafs.FileSystem.from_uri(text)
+        filesystem, path = pafs.FileSystem.from_uri(_OF_HADOOP.sub("s3://", text))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InputError(
             f"{text}: no file system reads this address ({error}).",
