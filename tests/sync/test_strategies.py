@@ -54,7 +54,7 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("local_sgd:outer=adam(0.1)", "'adam' is unknown"),
         ("local_sgd:outer=nesterov(0.7,1.5)", "momentum from 0 to below 1"),
         ("local_sgd:outer=momentum(0)", "learning rate above 0"),
-        ("allreduce:compress=fp16", "no compress='fp16'"),
+        ("allreduce:compress=fp61", "Did you mean 'fp16'"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],

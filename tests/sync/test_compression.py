@@ -1,0 +1,65 @@
+"""Training under every codec on two real processes: agreement, resumption, learning; and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dl_on_spark.collectives.codecs import CODECS
+from dl_on_spark.sync import Allreduce, parse_sync
+from tests.collectives.processes import Ranks
+from tests.sync import compressed_ranks
+from tests.sync.ranks import build
+
+Found = list[dict[str, Any]]
+every = pytest.mark.parametrize("name", [*CODECS, "in a graph"])
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    with Ranks(2, compressed_ranks.run, list(CODECS), deadline_s=60) as two:
+        return two.results()
+
+
+@every
+def test_both_ranks_end_with_the_same_weights(found: Found, name: str) -> None:
+    for one, other in zip(found[0][name]["whole"], found[1][name]["whole"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@every
+def test_a_resumed_run_ends_with_the_same_bits(found: Found, name: str) -> None:
+    for rank in found:
+        for one, other in zip(rank[name]["resumed"], rank[name]["whole"], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@every
+def test_the_model_learns(found: Found, name: str) -> None:
+    loss = found[0][name]["loss"]
+    assert loss[-1] < loss[0]
+    if name in {"fp16", "bf16", "int8", "in a graph"}:
+        np.testing.assert_allclose(loss, found[0]["dense"], rtol=0.01)
+
+
+def test_each_bucket_has_a_state_of_its_own(found: Found) -> None:
+    names = [name for name in found[0]["in a graph"]["session"] if name.endswith("residual")]
+    assert len(names) > 1
+
+
+def test_steps_that_a_loss_scaler_skips_leave_no_trace_in_the_residuals(found: Found) -> None:
+    for rank in found:
+        after, loss, scale = rank["loss scale"]
+        assert all(np.isfinite(array).all() for array in after)
+        assert scale < 2.0**126
+        assert loss[-1] < loss[0]
+        assert max(np.abs(a - b).max() for a, b in zip(after, build().get_weights(), strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_codec_is_named_in_one_word_of_the_configuration(name: str) -> None:
+    strategy = parse_sync(f"allreduce:compress={name}")
+    assert strategy == Allreduce(compress=CODECS[name]()) == Allreduce(compress=name)
+    assert parse_sync(str(strategy)) == strategy
