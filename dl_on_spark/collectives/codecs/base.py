@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dl_on_spark.collectives.codecs.exchange import sum_payloads
+from dl_on_spark.errors import ConfigError
 
 if TYPE_CHECKING:
     from dl_on_spark.collectives import Communicator
@@ -173,3 +174,24 @@ class Compressor:
             name: np.array(state[name]) if own or name.startswith(SHARED) else value
             for name, value in self._state.items()
         }
+
+
+def check_count(codec: Codec, **options: Any) -> None:
+    """Raise `ConfigError` for an option that is no whole number from 1 on."""
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{codec.name}: {name}={value}.", fix="Use a whole number from 1 on.")
+
+
+def check_positive(codec: Codec, **options: Any) -> None:
+    """Raise `ConfigError` for an option that is no number above 0."""
+    for name, value in options.items():
+        if not 0 < value < np.inf:
+            raise ConfigError(f"{codec.name}: {name}={value}.", fix="Use a number above 0.")
+
+
+def check_fraction(codec: Codec, **options: Any) -> None:
+    """Raise `ConfigError` for an option that is no fraction above 0."""
+    for name, value in options.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"{codec.name}: {name}={value}.", fix="Use a fraction above 0 and up to 1.")

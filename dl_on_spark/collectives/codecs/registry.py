@@ -9,12 +9,28 @@ from typing import Any
 
 from dl_on_spark.collectives.codecs.base import Codec
 from dl_on_spark.collectives.codecs.bf16 import BF16
+from dl_on_spark.collectives.codecs.dgc import DGC
 from dl_on_spark.collectives.codecs.fp16 import FP16
+from dl_on_spark.collectives.codecs.int8 import Int8
+from dl_on_spark.collectives.codecs.onebit import OneBit
+from dl_on_spark.collectives.codecs.powersgd import PowerSGD
+from dl_on_spark.collectives.codecs.qsgd import QSGD
+from dl_on_spark.collectives.codecs.terngrad import TernGrad
+from dl_on_spark.collectives.codecs.threshold import Threshold
+from dl_on_spark.collectives.codecs.topk import TopK
 from dl_on_spark.errors import ConfigError
 
 CODECS: dict[str, type[Codec]] = {
     "fp16": FP16,
     "bf16": BF16,
+    "int8": Int8,
+    "topk": TopK,
+    "threshold": Threshold,
+    "dgc": DGC,
+    "onebit": OneBit,
+    "qsgd": QSGD,
+    "terngrad": TernGrad,
+    "powersgd": PowerSGD,
 }
 
 _CALL = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
