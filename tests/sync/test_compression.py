@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dl_on_spark.collectives.codecs import CODECS
+from dl_on_spark.collectives import Communicator
+from dl_on_spark.collectives.codecs import CODECS, PowerSGD
+from dl_on_spark.errors import ModelError
 from dl_on_spark.sync import Allreduce, parse_sync
+from dl_on_spark.sync.compression import BucketCompressors
 from tests.collectives.processes import Ranks
 from tests.sync import compressed_ranks
 from tests.sync.ranks import build
@@ -69,3 +72,25 @@ def test_a_codec_is_named_in_one_word_of_the_configuration(name: str) -> None:
     strategy = parse_sync(f"allreduce:compress={name}")
     assert strategy == Allreduce(compress=CODECS[name]()) == Allreduce(compress=name)
     assert parse_sync(str(strategy)) == strategy
+
+
+def test_a_rank_that_resumes_from_anothers_state_keeps_what_is_shared_only() -> None:
+    shapes, dtype = [(20, 20), (3,)], np.dtype(np.float32)
+    comm = Communicator.connect(0, 1, "")
+    saved = BucketCompressors(PowerSGD(2), comm, 1)
+    gradient = np.random.default_rng(0).standard_normal(403).astype(np.float32)
+    saved.at(0, 0, shapes, dtype).reduce(gradient, comm)
+    for rank in (0, 1):
+        resumed = BucketCompressors(PowerSGD(2), comm, 1)
+        resumed.load_state({**saved.state(), "rank": np.array(rank)})
+        state = resumed.at(0, 0, shapes, dtype).state()
+        kept = saved.at(0, 0, shapes, dtype).state()
+        np.testing.assert_array_equal(state["shared_factor"], kept["shared_factor"])
+        np.testing.assert_array_equal(state["residual"], kept["residual"] if rank == 0 else np.zeros(403))
+
+
+def test_a_step_that_reduces_other_gradients_than_before_is_refused() -> None:
+    compressors = BucketCompressors(PowerSGD(2), Communicator.connect(0, 1, ""), 1)
+    compressors.at(0, 0, [(3,)], np.dtype(np.float32))
+    with pytest.raises(ModelError, match="other gradients than before"):
+        compressors.at(0, 0, [(4,)], np.dtype(np.float32))

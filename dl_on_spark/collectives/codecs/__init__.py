@@ -1,6 +1,6 @@
 """Gradient compression: codecs that sum a bucket of gradients over ranks in fewer bytes.
 
-Reading order: ``base``, ``exchange``, ``packing``, then one codec a file, ``registry``. Pure NumPy.
+Reading order: ``base``, ``payload``, ``sparse``, ``packing``, then one codec a file, ``registry``. Pure NumPy.
 ``docs/compression.md`` has the table of codecs with their bytes, identities and papers.
 """
 

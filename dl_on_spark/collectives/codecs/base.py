@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dl_on_spark.collectives.codecs.exchange import sum_payloads
 from dl_on_spark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,43 +101,6 @@ class Codec(ABC):
     @abstractmethod
     def bytes_sent(self, bucket: Bucket, world_size: int) -> float:
         """Payload bytes that a rank sends in a step, on average over the ranks."""
-
-
-class PayloadCodec(Codec):
-    """A codec whose payload, of a size known beforehand, goes to all ranks; each decodes and sums all of them.
-
-    ``feedback``: whether a residual is kept. An unbiased codec needs none, and its variance would grow with one.
-    """
-
-    feedback: ClassVar[bool] = True
-
-    @abstractmethod
-    def encode(self, values: Array, bucket: Bucket, rng: np.random.Generator) -> Octets:
-        """The payload of ``values``, shape (bucket.size,): as many bytes as `payload_bytes` says."""
-
-    @abstractmethod
-    def decode(self, payload: Octets, bucket: Bucket) -> Array:
-        """What the payload stands for, shape (bucket.size,), in the bucket's dtype."""
-
-    @abstractmethod
-    def payload_bytes(self, bucket: Bucket) -> int:
-        """Bytes of one payload."""
-
-    def start(self, bucket: Bucket) -> Arrays:
-        return {"residual": np.zeros(bucket.size, bucket.dtype)} if self.feedback else {}
-
-    def reduce(
-        self, gradient: Array, state: Arrays, step: int, bucket: Bucket, comm: Communicator
-    ) -> tuple[Array, Arrays]:
-        values = gradient + state["residual"] if self.feedback else gradient
-        payload = self.encode(values, bucket, bucket.rng(step))
-        own = self.decode(payload, bucket)
-        total = sum_payloads(comm, payload, own, lambda other: self.decode(other, bucket))
-        return total, {"residual": values - own} if self.feedback else {}
-
-    def bytes_sent(self, bucket: Bucket, world_size: int) -> float:
-        dense = bucket.size * bucket.dtype.itemsize
-        return (world_size - 1) * min(self.payload_bytes(bucket), 2 * dense / world_size)
 
 
 class Compressor:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, PayloadCodec
+from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 
 _LARGEST = np.uint16(0x7F7F)
 _NAN = np.uint16(0x7FC0)
@@ -37,3 +38,7 @@ class BF16(PayloadCodec):
 
     def payload_bytes(self, bucket: Bucket) -> int:
         return 2 * bucket.size
+
+    @property
+    def unit(self) -> int | None:
+        return 1

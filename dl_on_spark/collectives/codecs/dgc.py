@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dl_on_spark.collectives.codecs.base import Array, Arrays, Bucket, Codec, check_fraction, check_positive
-from dl_on_spark.collectives.codecs.exchange import sparse_bytes_sent, sum_sparse
+from dl_on_spark.collectives.codecs.sparse import sparse_bytes_sent, sum_sparse
 from dl_on_spark.collectives.codecs.topk import count_of, largest
 from dl_on_spark.errors import ConfigError, ModelError
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, PayloadCodec
+from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 
 _LARGEST = 65504.0
 
@@ -35,3 +36,7 @@ class FP16(PayloadCodec):
 
     def payload_bytes(self, bucket: Bucket) -> int:
         return 2 * bucket.size
+
+    @property
+    def unit(self) -> int | None:
+        return 1

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, PayloadCodec, check_count
+from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, check_count
 from dl_on_spark.collectives.codecs.packing import in_chunks, joined
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,7 @@ class Int8(PayloadCodec):
 
     def payload_bytes(self, bucket: Bucket) -> int:
         return bucket.size + 4 * -(-bucket.size // self.chunk)
+
+    @property
+    def unit(self) -> int | None:
+        return self.chunk

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, PayloadCodec
+from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets
 from dl_on_spark.collectives.codecs.packing import joined
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 
 
 @dataclass(frozen=True)

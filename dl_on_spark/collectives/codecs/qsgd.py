@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, PayloadCodec, check_count
+from dl_on_spark.collectives.codecs.base import Array, Bucket, Octets, check_count
 from dl_on_spark.collectives.codecs.packing import in_chunks, joined, pack, packed_bytes, unpack
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 from dl_on_spark.errors import ConfigError
 
 
@@ -57,3 +58,7 @@ class QSGD(PayloadCodec):
 
     def payload_bytes(self, bucket: Bucket) -> int:
         return packed_bytes(bucket.size, self.bits) + 4 * -(-bucket.size // self.chunk)
+
+    @property
+    def unit(self) -> int | None:
+        return self.chunk

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dl_on_spark.collectives.codecs.base import Array, Arrays, Bucket, Codec, check_fraction
-from dl_on_spark.collectives.codecs.exchange import sparse_bytes_sent, sum_sparse
+from dl_on_spark.collectives.codecs.sparse import sparse_bytes_sent, sum_sparse
 
 if TYPE_CHECKING:
     from dl_on_spark.collectives import Communicator

@@ -41,6 +41,11 @@ def run(comm: Communicator, pipe: Connection, codecs: list[str]) -> dict[str, An
         again.load_state(saved)
         for step in range(STEPS // 2, STEPS):
             resumed.append(again.reduce(gradient(comm.rank, step), comm))
-        found[text] = {"sums": sums, "resumed": resumed, "state": compressor.state(), "sent": sent}
+        state = compressor.state()
+        bad = gradient(comm.rank, STEPS)
+        bad[4321] = np.inf if comm.rank == 1 else 1.0
+        bad_sum = compressor.reduce(bad, comm)
+        found[text] = {"sums": sums, "resumed": resumed, "state": state, "sent": sent}
+        found[text] |= {"bad sum": bad_sum, "state after": compressor.state()}
         pipe.send(("done with", text))
     return found

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dl_on_spark.collectives.codecs import BF16, FP16
-from dl_on_spark.collectives.codecs.base import PayloadCodec
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 from tests.collectives.codecs.buckets import bucket_of
 
 normal = st.floats(2.0**-14, 65504.0, width=32)

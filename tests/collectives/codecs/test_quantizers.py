@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dl_on_spark.collectives.codecs import QSGD, Bucket, Int8, OneBit, TernGrad, parse_codec
-from dl_on_spark.collectives.codecs.base import PayloadCodec
 from dl_on_spark.collectives.codecs.packing import in_chunks, pack, packed_bytes, unpack
+from dl_on_spark.collectives.codecs.payload import PayloadCodec
 from dl_on_spark.errors import ConfigError
 from tests.collectives.codecs.buckets import FLOAT32, bucket_of, gradients
 

@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 
 from dl_on_spark.collectives.codecs import CODECS, DGC, Compressor, Threshold, parse_codec
-from dl_on_spark.collectives.codecs.exchange import sparse_bytes_sent
+from dl_on_spark.collectives.codecs.sparse import sparse_bytes_sent
 from tests.collectives.codecs import ranks
 from tests.collectives.codecs.buckets import reduced
 from tests.collectives.codecs.ranks import STEPS, bucket_for, gradient
 from tests.collectives.processes import Ranks
 
-WORLDS = [2, 3]
-TEXTS = [*CODECS, "topk(0.9)", "dgc(0.01,0.0,none,3)", "threshold(1.5)", "powersgd(40)", "qsgd(1)", "qsgd(127)"]
+WORLDS = [2, 3, 5]
+TEXTS = [
+    *CODECS,
+    "topk(0.9)",
+    "dgc(0.01,0.0,none,3)",
+    "threshold(1.5)",
+    "powersgd(40)",
+    "qsgd(1)",
+    "qsgd(127)",
+    "int8(100)",
+]
 every = pytest.mark.parametrize("text", TEXTS)
 Found = list[dict[str, Any]]
 
@@ -62,6 +71,33 @@ def test_bytes_on_the_wire_are_those_of_the_formula(found: Found, text: str) -> 
         )
     last = [one[text]["sent"][-1] for one in found] if isinstance(codec, DGC) else [one[text]["sent"] for one in found]
     assert np.mean(last) == pytest.approx(formula, rel=0.02)
+
+
+@every
+def test_a_value_that_is_no_number_on_one_rank_undoes_the_step_on_all(found: Found, text: str) -> None:
+    for rank in found:
+        assert not np.isfinite(rank[text]["bad sum"]).all()
+        for name, value in rank[text]["state"].items():
+            if name != "shared_step":
+                np.testing.assert_array_equal(rank[text]["state after"][name], value)
+
+
+@pytest.mark.parametrize("text", ["fp16", "bf16", "int8", "int8(100)", "qsgd(127)"])
+def test_fine_codecs_are_near_the_sum(found: Found, text: str) -> None:
+    for step, total in enumerate(found[0][text]["sums"]):
+        exact = sum(gradient(rank, step).astype(float) for rank in range(len(found)))
+        assert np.linalg.norm(total - exact) < 0.15 * np.linalg.norm(exact)
+
+
+def test_powersgd_compresses_the_sum_as_if_one_rank_had_it(found: Found) -> None:
+    one = Compressor(parse_codec("powersgd"), bucket_for(0))
+    for step in range(STEPS):
+        exact = sum(gradient(rank, step).astype(float) for rank in range(len(found)))
+        np.testing.assert_allclose(
+            found[0]["powersgd"]["sums"][step], reduced(one, exact.astype(np.float32)), atol=2e-3
+        )
+    held = sum(rank["powersgd"]["state"]["residual"].astype(float) for rank in found)
+    np.testing.assert_allclose(held, one.state()["residual"], atol=2e-3)
 
 
 def sent_alone(text: str, rank: int) -> list[np.ndarray]:
