@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
+from safetensors import numpy as safetensors
 
 from dl_on_spark.collectives import Communicator
 from dl_on_spark.input_pipeline import Cursor
@@ -40,8 +40,8 @@ def run(comm: Communicator, pipe: Connection, codecs: list[str]) -> dict[str, An
     history = fit(comm, model, Allreduce(compress="fp16"), epochs=EPOCHS)
     done("loss scale", (weights(model), history["loss"], float(model.optimizer.dynamic_scale.numpy())))
     if comm.rank == 0:
-        model = build()
-        done("dense", fit(alone(), model, Allreduce(), epochs=EPOCHS)["loss"])
+        done("alone", {text: _state_names_alone(text) for text in ("topk", "dgc")})
+        done("dense", fit(alone(), build(), Allreduce(), epochs=EPOCHS)["loss"])
     return found
 
 
@@ -64,6 +64,12 @@ def _whole_and_resumed(comm: Communicator, strategy: Allreduce, **options: Any) 
     return {"whole": weights(model), "resumed": weights(again), "loss": history["loss"], "session": saved["session"]}
 
 
+def _state_names_alone(text: str) -> list[str]:
+    sessions: list[Any] = []
+    fit(alone(), build(run_eagerly=True), Allreduce(compress=text), epochs=1, restore=sessions.append)
+    return sorted(name.rpartition("/")[2] for name in sessions[0].state())
+
+
 class _Saving:
     """Takes the training state after `HALF` steps, as a checkpoint does."""
 
@@ -78,7 +84,7 @@ class _Saving:
             assert PLAN.steps_per_epoch > HALF
             self._saved["weights"] = state.weights_of(self._model)
             self._saved["optimizer"] = state.optimizer_of(self._model)
-            self._saved["session"] = {name: np.array(a) for name, a in self._sessions[0].state().items()}
+            self._saved["session"] = safetensors.load(safetensors.save(self._sessions[0].state()))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         return

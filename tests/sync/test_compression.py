@@ -53,6 +53,10 @@ def test_the_model_learns(found: Found, name: str) -> None:
         np.testing.assert_allclose(loss, found[0]["dense"], rtol=0.01)
 
 
+def test_alone_nothing_is_compressed_but_momentum_still_acts(found: Found) -> None:
+    assert found[0]["alone"] == {"topk": [], "dgc": ["momentum", "rank", "residual", "shared_step"]}
+
+
 def test_each_bucket_has_a_state_of_its_own(found: Found) -> None:
     names = [name for name in found[0]["in a graph"]["session"] if name.endswith("residual")]
     assert len(names) > 1

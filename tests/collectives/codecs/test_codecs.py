@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from dl_on_spark.collectives.codecs import CODECS, DGC, Bucket, Codec, Compressor, parse_codec
 from dl_on_spark.errors import ConfigError
+from tests.cluster import REPOSITORY
 from tests.collectives.codecs.buckets import bucket_of, gradients, reduced
 
 every = pytest.mark.parametrize("name", CODECS)
@@ -106,6 +109,18 @@ def test_zeros_and_empty_buckets_come_out_as_they_went_in(name: str) -> None:
         compressor = Compressor(CODECS[name](), bucket)
         for _ in range(3):
             np.testing.assert_array_equal(reduced(compressor, np.zeros(bucket.size, np.float32)), 0)
+
+
+def test_the_documentation_has_a_row_for_every_codec_with_its_options_and_its_code_runs() -> None:
+    text = (REPOSITORY / "docs" / "compression.md").read_text(encoding="utf-8")
+    for name, kind in CODECS.items():
+        row = re.search(rf"^\| `{name}` \|(.*?)\|", text, re.MULTILINE)
+        assert row is not None, name
+        for option in dataclasses.fields(kind):  # type: ignore[arg-type]
+            default = "none" if option.default is None else str(option.default)
+            assert re.search(rf"{option.name}( \w)? \({default}\)", row[1]), (name, option.name)
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, {})
 
 
 def conserving(name: str) -> Codec:
