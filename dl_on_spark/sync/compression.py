@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dl_on_spark.collectives.codecs import Bucket, Codec, Compressor
+from dl_on_spark.collectives.codecs.base import SHARED
 from dl_on_spark.errors import ModelError
 from dl_on_spark.sync.base import Arrays
 
@@ -37,7 +38,7 @@ class BucketCompressors:
             compressor = self._made[key] = Compressor(self._codec, bucket)
             saved = {name.removeprefix(f"{key}/"): a for name, a in self._saved.items() if name.startswith(f"{key}/")}
             if saved:
-                compressor.load_state(saved, own=self._own)
+                compressor.load_state(saved)
         if self._made[key].bucket != bucket:
             raise ModelError(
                 f"allreduce: the model's train_step reduces other gradients than before ({shapes}), "
@@ -46,10 +47,6 @@ class BucketCompressors:
             )
         return self._made[key]
 
-    @property
-    def _own(self) -> bool:
-        return int(self._saved["rank"]) == self._comm.rank
-
     def state(self) -> Arrays:
         """What a checkpoint keeps of this rank."""
         made = {f"{key}/{name}": a for key, one in self._made.items() for name, a in one.state().items()}
@@ -57,6 +54,7 @@ class BucketCompressors:
 
     def load_state(self, state: Arrays) -> None:
         """Take what `state` gave, before the first step."""
-        self._saved = dict(state)
-        if state and not self._own:
+        foreign = bool(state) and int(state["rank"]) != self._comm.rank
+        if foreign:
             logger.warning("the number of workers changed: rank %d begins without residual.", self._comm.rank)
+        self._saved = {name: a for name, a in state.items() if not foreign or f"/{SHARED}" in name}

@@ -129,13 +129,10 @@ class Compressor:
         """What a checkpoint keeps."""
         return {**self._state, f"{SHARED}step": np.array(self._step)}
 
-    def load_state(self, state: Arrays, *, own: bool = True) -> None:
-        """Take what `state` gave. ``own``: False when another rank gave it; its residuals are not ours then."""
+    def load_state(self, state: Arrays) -> None:
+        """Take what `state` gave; what is not in it begins anew."""
         self._step = int(state[f"{SHARED}step"])
-        self._state = {
-            name: np.array(state[name]) if own or name.startswith(SHARED) else value
-            for name, value in self._state.items()
-        }
+        self._state = {name: np.array(state.get(name, fresh)) for name, fresh in self._state.items()}
 
 
 def check_count(codec: Codec, **options: Any) -> None:
