@@ -1,4 +1,4 @@
-"""One bit an element, with two means for every column (Seide et al. 2014, section 3), with error feedback."""
+"""One bit an element, with two means for every column (Seide et al. 2014), with error feedback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QSGD: random rounding to a few levels of the norm (Alistarh et al. 2017, section 3.1)."""
+"""QSGD: random rounding to a few levels of the norm (Alistarh et al. 2017)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TernGrad: every element becomes -1, 0 or 1 times the tensor's largest (Wen et al. 2017, section 3)."""
+"""TernGrad: every element becomes -1, 0 or 1 times the tensor's largest (Wen et al. 2017)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dl_on_spark.collectives.codecs.payload import PayloadCodec
 class TernGrad(PayloadCodec):
     """Send ``s sign(v) b`` with ``s = max |v|`` of the tensor and ``P(b = 1) = |v| / s``.
 
-    ``clip``: cut values at so many standard deviations of the tensor first (the paper's 2.5, equation 10): less
+    ``clip``: cut values at so many standard deviations of the tensor first (the paper takes 2.5): less
     variance, but what is sent is then biased. Payload: ``ceil(n / 4)`` bytes and 4 for every tensor.
     Identities without clip: unbiased, ``E |C(v) - v|^2 = sum(s |v_i| - v_i^2)``. No residual is kept.
     """
