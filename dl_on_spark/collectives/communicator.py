@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from dl_on_spark.collectives.algorithms import BROADCAST, ring, tree
+from dl_on_spark.collectives.algorithms import BROADCAST, pairwise, ring, tree
 from dl_on_spark.collectives.authentication import Identity, Lane
 from dl_on_spark.collectives.choice import (
     allreduce_algorithm,
@@ -194,6 +194,23 @@ class Communicator:
                 call = Call("allgather_bytes", self._next(), elements=bounds[-1])
                 self._carry_out(backend, call, ring.allgather(self.rank, bounds), octets)
         return [octets[a:b].tobytes() for a, b in itertools.pairwise(bounds)]
+
+    def alltoall(self, array: Array) -> Array:
+        """Row q goes to rank q; row r of the result is what rank r had for this rank. Shape (world size, ...)."""
+        if array.ndim < 1 or len(array) != self.world_size:
+            raise CollectiveError(
+                f"alltoall wants a row for each of {self.world_size} ranks, not an array of shape {array.shape}."
+            )
+        both = np.empty((2, *array.shape), array.dtype)
+        both[0] = array
+        both[1, self.rank] = array[self.rank]
+        with self._turn() as backend:
+            if backend is not None:
+                call = Call("alltoall", self._next(), array.dtype.name, array.size)
+                steps = pairwise.alltoall(self.rank, self.world_size, array.nbytes // self.world_size)
+                self._carry_out(backend, call, steps, both.reshape(-1).view(np.uint8))
+        result: Array = both[1]
+        return result
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

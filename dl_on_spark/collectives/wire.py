@@ -20,7 +20,7 @@ _MAGIC = b"DLSF"
 _NOTICE = struct.Struct("<BiH")
 _TEXT_BYTES = 4096
 
-_KINDS = ("allreduce", "broadcast", "allgather", "allgather_bytes", "reduce_scatter", "barrier", "message")
+_KINDS = ("allreduce", "broadcast", "allgather", "allgather_bytes", "reduce_scatter", "barrier", "message", "alltoall")
 _OPERATIONS = ("", *OPERATIONS)
 _ALGORITHMS = ("", *ALLREDUCE)
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8", "bool")

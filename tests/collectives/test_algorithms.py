@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl_on_spark.collectives.algorithms import ALLREDUCE, BROADCAST, ring, tree
+from dl_on_spark.collectives.algorithms import ALLREDUCE, BROADCAST, pairwise, ring, tree
 from dl_on_spark.collectives.schedule import Fold, block_bounds
 from tests.collectives.simulator import carry_out
 
@@ -134,3 +134,17 @@ def test_places_of_the_fold_keep_the_order_of_the_ranks(world_size):
     ranks = [Fold(0, world_size).rank_at(place) for place in range(Fold(0, world_size).size)]
     assert ranks == sorted(set(ranks))
     assert [Fold(rank, world_size).place for rank in ranks] == list(range(len(ranks)))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_an_alltoall_brings_every_block_to_its_rank(world_size):
+    n = 3
+    values = [np.full((2, world_size, n), -1) for _ in range(world_size)]
+    for rank, both in enumerate(values):
+        both[0] = 100 * rank + np.arange(world_size)[:, None]
+        both[1, rank] = both[0, rank]
+    flat = [both.reshape(-1) for both in values]
+    sent = carry_out([pairwise.alltoall(rank, world_size, n) for rank in range(world_size)], flat, np.add)
+    for rank, both in enumerate(values):
+        np.testing.assert_array_equal(both[1], np.repeat(100 * np.arange(world_size)[:, None] + rank, n, axis=1))
+    assert sent == [(world_size - 1) * n] * world_size

@@ -39,6 +39,8 @@ def _everything(comm, pipe):
     assert gathered.tolist() == [[[rank, 7]] for rank in range(comm.world_size)]
     ragged = comm.allgather_bytes(b"x" * comm.rank * 1000)
     assert [len(part) for part in ragged] == [rank * 1000 for rank in range(comm.world_size)]
+    crossed = comm.alltoall(np.array([[10 * comm.rank + to] * 3 for to in range(comm.world_size)], np.int16))
+    assert crossed.tolist() == [[10 * rank + comm.rank] * 3 for rank in range(comm.world_size)]
     block = comm.reduce_scatter(np.arange(10.0), "mean")
     np.testing.assert_array_equal(block, np.array_split(np.arange(10.0), comm.world_size)[comm.rank])
     comm.barrier()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dl_on_spark.collectives.codecs import CODECS, DGC, QSGD, PowerSGD, TernGrad, TopK
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.sync import Allreduce, LocalSGD, Momentum, Nesterov, SyncStrategy, parse_sync
 
@@ -20,7 +21,18 @@ outers = st.none() | st.builds(Momentum, rates, momenta) | st.builds(Nesterov, r
 local = st.builds(LocalSGD, every=st.integers(1, 10**6), outer=outers, start_at=st.integers(0, 10**6))
 
 
-@given(local | st.builds(Allreduce, bucket_mb=st.floats(1e-6, 1e6)))
+fractions = st.floats(1e-6, 1)
+codecs = (
+    st.sampled_from([None, *CODECS])
+    | st.builds(TopK, fractions)
+    | st.builds(DGC, fractions, momenta, st.none() | rates, st.integers(0, 10**6))
+    | st.builds(QSGD, st.integers(1, 127), st.integers(1, 10**6))
+    | st.builds(TernGrad, st.none() | rates)
+    | st.builds(PowerSGD, st.integers(1, 64))
+)
+
+
+@given(local | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs))
 def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
     assert parse_sync(str(strategy)) == strategy
     assert parse_sync(strategy) is strategy
@@ -32,6 +44,9 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         ("allreduce", Allreduce()),
         (" local_sgd ", LocalSGD()),
         ("allreduce:compress=none", Allreduce()),
+        ("allreduce:compress=fp16", Allreduce(compress=CODECS["fp16"]())),
+        ("allreduce:compress=topk", Allreduce(compress=TopK(0.01))),
+        ("allreduce:bucket_mb=4,compress=dgc(0.01, 0.9)", Allreduce(bucket_mb=4, compress=DGC(0.01, 0.9))),
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
         ("local_sgd:outer=momentum(1, 0.5),start_at=3", LocalSGD(outer=Momentum(1.0, 0.5), start_at=3)),
         ("local_sgd:outer=none", LocalSGD()),
@@ -54,7 +69,9 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("local_sgd:outer=adam(0.1)", "'adam' is unknown"),
         ("local_sgd:outer=nesterov(0.7,1.5)", "momentum from 0 to below 1"),
         ("local_sgd:outer=momentum(0)", "learning rate above 0"),
-        ("allreduce:compress=fp16", "no compress='fp16'"),
+        ("allreduce:compress=fp61", "Did you mean 'fp16'"),
+        ("allreduce:compress=topk(0)", "fraction=0"),
+        ("allreduce:compress=topk(few)", r"Write topk\(fraction\)"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],
