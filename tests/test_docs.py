@@ -1,0 +1,35 @@
+"""The pages in docs/ tell what works: their Python runs, and so do their commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dl_on_spark.cli import app
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def test_the_page_on_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in ("2024-01-01", "2024-01-02"):
+        folder = tmp_path / "lake" / "flights" / f"date={day}"
+        folder.mkdir(parents=True)
+        columns = {"flight": [1, 2, 3], "delay": [0.5, 1.5, 2.5], "origin": ["JFK", "EWR", "JFK"]}
+        pq.write_table(pa.table({**columns, "place": [{"x": float(i)} for i in range(3)]}), folder / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tables.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "tables.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert said.startswith("parquet 2 1 ") and "'place.x': (2,)" in said
+    (command,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    shown = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert shown.exit_code == 0 and "Split over 4 workers" in shown.output
