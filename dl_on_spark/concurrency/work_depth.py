@@ -211,7 +211,7 @@ def _shapes(layer: Any, side: str) -> list[tuple[int, ...]]:
         tensors = getattr(layer, side)
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"layer {layer.name!r} has no {side} of known shape: give a functional model, or a sequential one with Input."
+            f"layer {layer.name!r} has no {side} of known shape: give a functional model or a sequential one."
         ) from error
     return [tuple(int(size or 1) for size in tensor.shape[1:]) for tensor in _leaves(tensors)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import resources
 
 import jinja2
 
@@ -45,11 +45,12 @@ def render(page: Page, output: str) -> None:
         **({"Calibration on the held-out days": calibration_plot(bins)} if bins else {}),
         "Throughput": throughput_bars({run.name: run.rows_per_second for run in page.runs}),
     }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    html = environment.get_template("page.html").render(
-        page=page, plots=plots, baseline=page.runs[0].metrics, best=_best([run.metrics for run in page.runs])
+    # Read as a resource: in a spark-submit job the package lies in a zip archive.
+    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    html = (
+        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        .from_string(template)
+        .render(page=page, plots=plots, baseline=page.runs[0].metrics, best=_best([run.metrics for run in page.runs]))
     )
     storage.write_bytes(output, html.encode())
 

@@ -102,7 +102,7 @@ def _profiled(model: Any, batch: int) -> int:
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    function = tf.function(lambda x: model(x)).get_concrete_function(tf.TensorSpec((batch, *model.input_shape[1:])))
+    function = tf.function(model).get_concrete_function(tf.TensorSpec((batch, *model.input_shape[1:])))
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options |= {
         "output": "none",
