@@ -24,6 +24,7 @@ from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
 from dl_on_spark.launch import WorkerContext
 from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
 from dl_on_spark.training import state
+from dl_on_spark.training.callback_state import CallbackState
 from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, FileDigest, Manifest, rank_file
 from dl_on_spark.training.keras_loop import fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
@@ -92,6 +93,8 @@ class _Worker:
         self._last_sent = 0.0
         self._model: Any = None
         self._session: SyncSession | None = None
+        self._callback_state: CallbackState | None = None
+        self._saved_callbacks: state.Arrays = {}
 
     def train(self) -> dict[str, Any]:
         """Build, restore, fit, save."""
@@ -115,6 +118,7 @@ class _Worker:
                 self._begin(schema)
             self._comm.barrier()  # nobody writes before the folder is this run's
             callbacks = [] if job.callbacks is None else list(job.callbacks(rank))
+            self._callback_state = CallbackState(callbacks, self._saved_callbacks)
             with _first_cause(reader):
                 fit_worker(
                     model,
@@ -125,7 +129,7 @@ class _Worker:
                     epochs=job.record.epochs,
                     start=start,
                     validation=validation,
-                    callbacks=callbacks,
+                    callbacks=[*callbacks, self._callback_state],
                     steps_per_execution=self._steps_per_execution(),
                     hooks=[self],
                 )
@@ -230,6 +234,7 @@ class _Worker:
         if checkpoint.manifest.world_size == self._world:
             state.load_random_state(self._model, own)
         session.load_state(state.of_prefix("session", own))
+        self._saved_callbacks = state.of_prefix("callbacks", own)
         cursor = checkpoint.manifest.cursor
         session.set_step(self._global_step(cursor))
         metrics = state.of_prefix("metric", shared)
@@ -244,6 +249,8 @@ class _Worker:
         assert self._session is not None
         step, optimizer = self._global_step(cursor), state.optimizer_of(self._model)
         own = {**state.random_state_of(self._model), **state.with_prefix("session", self._session.state())}
+        if self._callback_state is not None:
+            own.update(state.with_prefix("callbacks", self._callback_state.state()))
         if not self._session.replicas_identical:
             own.update(optimizer)
         digests = [self._store.put(step, rank_file(self._rank), own)]
