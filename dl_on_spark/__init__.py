@@ -9,10 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Allreduce", "LocalSGD", "Schema", "Trainer", "TrainingResult", "__version__", "open_table"]
+__all__ = [
+    "Allreduce",
+    "ElasticAveraging",
+    "Gossip",
+    "LocalSGD",
+    "Schema",
+    "Trainer",
+    "TrainingResult",
+    "__version__",
+    "open_table",
+]
 
 _EXPORTS = {
     "Allreduce": "dl_on_spark.sync",
+    "ElasticAveraging": "dl_on_spark.sync",
+    "Gossip": "dl_on_spark.sync",
     "LocalSGD": "dl_on_spark.sync",
     "Schema": "dl_on_spark.lake",
     "Trainer": "dl_on_spark.training",
@@ -23,7 +35,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
-    from dl_on_spark.sync import Allreduce, LocalSGD
+    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD
     from dl_on_spark.training import Trainer, TrainingResult
 
 

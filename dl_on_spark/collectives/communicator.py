@@ -212,6 +212,22 @@ class Communicator:
         result: Array = both[1]
         return result
 
+    def shift(self, array: Array, by: int) -> Array:
+        """The array of the rank ``by`` places before this one, around the circle; same shape and type on all.
+
+        All ranks give the same ``by``; that one does not is noticed at the deadline only, by those who wait for it.
+        """
+        own = np.ascontiguousarray(array)
+        result = own.copy()
+        by %= self.world_size
+        with self._turn() as backend:
+            if backend is not None and by:
+                call = Call("shift", self._next(), own.dtype.name, own.size, root=by)
+                outgoing, incoming = own.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
+                to, of = (self.rank + by) % self.world_size, (self.rank - by) % self.world_size
+                backend.exchange(call, (to, outgoing.data), (of, Replace(incoming.data)))
+        return result
+
     def barrier(self) -> None:
         """Return when every rank has called it."""
         with self._turn() as backend:

@@ -20,7 +20,17 @@ _MAGIC = b"DLSF"
 _NOTICE = struct.Struct("<BiH")
 _TEXT_BYTES = 4096
 
-_KINDS = ("allreduce", "broadcast", "allgather", "allgather_bytes", "reduce_scatter", "barrier", "message", "alltoall")
+_KINDS = (
+    "allreduce",
+    "broadcast",
+    "allgather",
+    "allgather_bytes",
+    "reduce_scatter",
+    "barrier",
+    "message",
+    "alltoall",
+    "shift",
+)
 _OPERATIONS = ("", *OPERATIONS)
 _ALGORITHMS = ("", *ALLREDUCE)
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8", "bool")
@@ -30,7 +40,8 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8
 class Call:
     """One collective as a rank sees it; all ranks must agree on it.
 
-    ``root`` is the root of a broadcast; ``elements`` counts the entire array, not one step.
+    ``root`` is the root of a broadcast, or how far a shift goes; ``elements`` counts the entire array, not
+    one step.
     """
 
     kind: str
@@ -42,7 +53,8 @@ class Call:
     root: int = 0
 
     def __str__(self) -> str:
-        details = [d for d in (self.op, self.algorithm, f"root {self.root}" if self.root else "") if d]
+        root = f"{'by' if self.kind == 'shift' else 'root'} {self.root}" if self.root else ""
+        details = [d for d in (self.op, self.algorithm, root) if d]
         shape = f"{self.dtype}[{self.elements}]" if self.kind != "barrier" else ""
         return f"{self.kind}({', '.join([*([shape] if shape else []), *details])}) #{self.sequence}"
 

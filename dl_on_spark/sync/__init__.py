@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dl_on_spark.sync.allreduce import Allreduce
 from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
+from dl_on_spark.sync.elastic_averaging import ElasticAveraging
+from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
 from dl_on_spark.sync.registry import STRATEGIES, parse_sync
 
 __all__ = [
     "STRATEGIES",
     "Allreduce",
+    "ElasticAveraging",
+    "Gossip",
     "LocalSGD",
     "Momentum",
     "Nesterov",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dl_on_spark.collectives.codecs import Codec, Compressor, parse_codec
 from dl_on_spark.errors import ConfigError, ModelError
-from dl_on_spark.sync.base import Arrays, FlatVariables, StepRows, SyncSession, SyncStrategy, running_statistics
+from dl_on_spark.sync.base import AgreedStatistics, Arrays, StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.compression import BucketCompressors
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class AllreduceSession(SyncSession):
     def __init__(self, config: Allreduce, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
         self._bucket_bytes = int(config.bucket_mb * 2**20)
         self._model, self._comm, self._rows = model, comm, rows
-        self._statistics = FlatVariables(running_statistics(model))
-        self._step = self._agreed = 0
+        self._statistics = AgreedStatistics(model, comm, rows)
+        self._step = 0
         self._reductions = 0  # of the step that is being traced
         self._optimizer: Any = model.optimizer
         self._compressors: BucketCompressors | None = None
@@ -99,14 +99,11 @@ class AllreduceSession(SyncSession):
 
     def finish_epoch(self, step: int) -> None:
         """Batch-norm statistics become the mean over all rows since they last agreed."""
-        if self.in_graph and self._statistics.variables and step > self._agreed:
-            mean = self._statistics.read() * self._statistics.dtype.type(self._rows.share(self._agreed, step))
-            self._comm.allreduce(mean)
-            self._statistics.write(mean)
-        self._agreed = step
+        self._statistics.agree(step)
 
     def set_step(self, step: int) -> None:
-        self._step = self._agreed = step
+        self._step = step
+        self._statistics.set_step(step)
 
     def state(self) -> Arrays:
         return {} if self._compressors is None else self._compressors.state()

@@ -38,9 +38,18 @@ class StepRows:
         per_epoch = self.plan.steps_per_epoch
         return self.rank_rows(first, last) / sum(self.plan.step_rows(step % per_epoch) for step in range(first, last))
 
+    def weight(self, first: int, last: int) -> float:
+        """`share` times the number of ranks: 1 where all ranks have the same rows, and 1 on average."""
+        per_epoch = self.plan.steps_per_epoch
+        rows = sum(self.plan.step_rows(step % per_epoch) for step in range(first, last))
+        return self.rank_rows(first, last) * self.world_size / rows
+
 
 class SyncStrategy(ABC):
     """When workers exchange what. Instances are frozen; `str` gives the text that `parse_sync` reads."""
+
+    def check(self, world_size: int) -> None:  # noqa: B027 - most strategies take any number of workers
+        """Raise `ConfigError` where the strategy and this number of workers do not go together."""
 
     @abstractmethod
     def start(self, model: keras.Model, comm: Communicator, rows: StepRows) -> SyncSession:
@@ -67,7 +76,13 @@ class SyncSession(ABC):
 
     @abstractmethod
     def finish_epoch(self, step: int) -> None:
-        """Make the replicas agree: an epoch or a checkpoint ends after `step` steps."""
+        """An epoch or a checkpoint ends after `step` steps: until the next step, the model is the published one.
+
+        Its weights are the same bits on all ranks.
+        """
+
+    def before_steps(self, step: int) -> None:  # noqa: B027 - most strategies train what they publish
+        """Steps come next, the first of them after `step` steps."""
 
     def begin_step(self) -> None:  # noqa: B027 - most strategies need nothing here
         """A step is traced, or run eagerly, from here on."""
@@ -78,12 +93,16 @@ class SyncSession(ABC):
     def set_step(self, step: int) -> None:  # noqa: B027 - most strategies need nothing here
         """Go on after `step` steps, as a resumed run does."""
 
+    def metrics(self) -> dict[str, float]:
+        """What an epoch's logs say of the strategy, by name: the same on all ranks."""
+        return {}
+
     def state(self) -> Arrays:
-        """What a checkpoint keeps of this rank, beside weights and optimizer."""
+        """What a checkpoint keeps of this rank, beside weights and optimizer. Called after `finish_epoch`."""
         return {}
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027 - most strategies need nothing here
-        """Take what `state` gave."""
+        """Take what `state` gave; the model has the checkpoint's weights already, `set_step` follows."""
 
     def close(self) -> None:  # noqa: B027 - most strategies need nothing here
         """Leave the optimizer as it was."""
@@ -135,3 +154,24 @@ def running_statistics(model: keras.Model) -> list[Any]:
     """Float weights made to follow the data, such as batch-norm statistics; no frozen layers, no random state."""
     following = {id(v) for layer in model._flatten_layers() for v in layer._non_trainable_variables}
     return [v for v in model.weights if id(v) in following and "float" in str(v.dtype)]
+
+
+class AgreedStatistics:
+    """The model's `running_statistics`: local to a rank while it trains, then the mean over all rows."""
+
+    def __init__(self, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
+        self._variables = FlatVariables(running_statistics(model))
+        self._comm, self._rows = comm, rows
+        self._agreed = 0  # steps done when they last agreed
+
+    def agree(self, step: int) -> None:
+        """Mean of all ranks, weighted by their rows since the ranks last agreed; `step` steps are done."""
+        if self._comm.world_size > 1 and self._variables.variables and step > self._agreed:
+            mean = self._variables.read() * self._variables.dtype.type(self._rows.share(self._agreed, step))
+            self._comm.allreduce(mean)
+            self._variables.write(mean)
+        self._agreed = step
+
+    def set_step(self, step: int) -> None:
+        """They agree after `step` steps, as in a checkpoint."""
+        self._agreed = step

@@ -1,4 +1,4 @@
-"""Strategies by name: ``allreduce``, ``local_sgd:every=16,outer=nesterov(0.7,0.9)``.
+"""Strategies by name: ``allreduce``, ``local_sgd:every=16,outer=nesterov(0.7,0.9)``, ``gossip:topology=ring``.
 
 A new strategy is one module and one line here.
 """
@@ -13,11 +13,15 @@ from typing import Any
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.sync.allreduce import Allreduce
 from dl_on_spark.sync.base import SyncStrategy
+from dl_on_spark.sync.elastic_averaging import ElasticAveraging
+from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
 
 STRATEGIES: dict[str, type[Any]] = {
     "allreduce": Allreduce,
     "local_sgd": LocalSGD,
+    "elastic_averaging": ElasticAveraging,
+    "gossip": Gossip,
 }
 OUTER: dict[str, type[Any]] = {"momentum": Momentum, "nesterov": Nesterov}
 
@@ -52,7 +56,7 @@ def parse_sync(text: str | SyncStrategy) -> SyncStrategy:
 def _value(option: str, text: str, whole: str) -> Any:
     if option in {"outer", "compress"} and text in {"none", "null"}:
         return None
-    if option == "compress":
+    if option in {"compress", "topology"}:
         return text
     if option != "outer":
         try:

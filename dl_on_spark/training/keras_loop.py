@@ -70,7 +70,7 @@ def fit_worker(
             epochs=epochs,
             initial_epoch=start.epoch,
             validation_data=validation,
-            callbacks=[*callbacks, _AfterCallbacks(loop, hooks)],
+            callbacks=[_StrategyMetrics(session), *callbacks, _AfterCallbacks(loop, hooks)],
             shuffle=False,  # the plan shuffles
             verbose=0,
         )
@@ -141,6 +141,7 @@ class _StepLoop:
         done = cursor.epoch * self._plan.steps_per_epoch + cursor.step
         limits = [self._session.steps_until_exchange(done), *(hook.steps_until_due(cursor) for hook in self._hooks)]
         count = min(last - cursor.step, *(limit for limit in limits if limit is not None), last - cursor.step)
+        self._session.before_steps(done)
         logs, left = None, count
         while left:
             block, first, taken = self._feed.take(left)
@@ -191,6 +192,18 @@ def _steps_function(model: keras.Model, session: SyncSession, block_spec: Any) -
 
     run: Callable[[Any, Any, Any], Any] = several
     return run
+
+
+class _StrategyMetrics(keras.callbacks.Callback):
+    """Comes before the user's callbacks, so that they see the strategy's metrics among the epoch's logs."""
+
+    def __init__(self, session: SyncSession) -> None:
+        super().__init__()
+        self._session = session
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs.update(self._session.metrics())
 
 
 class _AfterCallbacks(keras.callbacks.Callback):

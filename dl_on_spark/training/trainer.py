@@ -96,6 +96,7 @@ class Trainer:
             checkpoint_every=(self.checkpoint_every, 1),
             steps_per_execution=(steps_per_execution, 1),
         )
+        strategy.check(self.num_workers)
         snapshot, held_out = _pin(spark, table, schema, validation)
         plan = SamplePlan.create(
             snapshot.row_groups.rows, num_workers=self.num_workers, global_batch_size=global_batch_size, seed=seed

@@ -41,6 +41,11 @@ def _everything(comm, pipe):
     assert [len(part) for part in ragged] == [rank * 1000 for rank in range(comm.world_size)]
     crossed = comm.alltoall(np.array([[10 * comm.rank + to] * 3 for to in range(comm.world_size)], np.int16))
     assert crossed.tolist() == [[10 * rank + comm.rank] * 3 for rank in range(comm.world_size)]
+    for by in (1, 2, -1):
+        before = comm.shift(np.full((2, SIZES[-1]), comm.rank), by)
+        assert (before == (comm.rank - by) % comm.world_size).all()
+        assert before.shape == (2, SIZES[-1])
+    assert comm.shift(np.empty(0), 1).size == 0
     block = comm.reduce_scatter(np.arange(10.0), "mean")
     np.testing.assert_array_equal(block, np.array_split(np.arange(10.0), comm.world_size)[comm.rank])
     comm.barrier()

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from dl_on_spark.collectives.codecs import CODECS, DGC, QSGD, PowerSGD, TernGrad, TopK
 from dl_on_spark.errors import ConfigError
-from dl_on_spark.sync import Allreduce, LocalSGD, Momentum, Nesterov, SyncStrategy, parse_sync
+from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, Momentum, Nesterov, SyncStrategy, parse_sync
+from dl_on_spark.sync.gossip import TOPOLOGIES
+from tests.sync.mixing import mixing
 
 rates = st.floats(1e-6, 10, allow_nan=False)
 momenta = st.floats(0, 1, exclude_max=True)
 outers = st.none() | st.builds(Momentum, rates, momenta) | st.builds(Nesterov, rates, momenta)
 local = st.builds(LocalSGD, every=st.integers(1, 10**6), outer=outers, start_at=st.integers(0, 10**6))
+elastic = st.builds(ElasticAveraging, st.none() | st.floats(1e-6, 1), st.integers(1, 10**6))
+gossip = st.builds(Gossip, st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 10**6))
 
 
 fractions = st.floats(1e-6, 1)
@@ -32,7 +36,7 @@ codecs = (
 )
 
 
-@given(local | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs))
+@given(local | elastic | gossip | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs))
 def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
     assert parse_sync(str(strategy)) == strategy
     assert parse_sync(strategy) is strategy
@@ -50,6 +54,10 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
         ("local_sgd:outer=momentum(1, 0.5),start_at=3", LocalSGD(outer=Momentum(1.0, 0.5), start_at=3)),
         ("local_sgd:outer=none", LocalSGD()),
+        ("elastic_averaging", ElasticAveraging()),
+        ("elastic_averaging:alpha=0.5,every=4", ElasticAveraging(alpha=0.5, every=4)),
+        ("gossip:topology=ring", Gossip()),
+        ("gossip:topology=exponential, every=2", Gossip("exponential", every=2)),
     ],
 )
 def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
@@ -72,6 +80,13 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("allreduce:compress=fp61", "Did you mean 'fp16'"),
         ("allreduce:compress=topk(0)", "fraction=0"),
         ("allreduce:compress=topk(few)", r"Write topk\(fraction\)"),
+        ("elastic_averaging:alpha=0", "alpha=0"),
+        ("elastic_averaging:alpha=1.5", "alpha=1.5"),
+        ("elastic_averaging:alpha=much", "alpha=much is not a number"),
+        ("elastic_averaging:every=0", "every=0"),
+        ("gossip:topology=star", "'star' is unknown"),
+        ("gossip:topology=1", "'1' is unknown"),
+        ("gossip:every=0.5", "every=0.5"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],
@@ -80,6 +95,41 @@ def test_a_wrong_text_is_refused_with_the_way_out(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         parse_sync(text)
     assert caught.value.fix
+
+
+@given(st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 64), st.integers(0, 100))
+def test_mixing_is_doubly_stochastic(topology: str, world_size: int, turn: int) -> None:
+    matrix = mixing(topology, world_size, turn)
+    assert (matrix >= 0).all()
+    assert (np.diag(matrix) > 0).all()
+    np.testing.assert_allclose(matrix.sum(0), 1)
+    np.testing.assert_allclose(matrix.sum(1), 1)
+    if topology == "ring":
+        np.testing.assert_array_equal(matrix, matrix.T)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8, 16])
+def test_one_peer_rounds_of_the_exponential_graph_make_the_exact_mean(world_size: int) -> None:
+    product = np.eye(world_size)
+    for turn in range(world_size.bit_length() - 1):
+        product = mixing("exponential", world_size, turn) @ product
+    np.testing.assert_array_equal(product, np.full((world_size, world_size), 1 / world_size))
+
+
+@given(st.sampled_from(sorted(TOPOLOGIES)), st.integers(2, 16))
+def test_replicas_that_only_mix_come_together(topology: str, world_size: int) -> None:
+    replicas = np.arange(world_size, dtype=float)
+    for turn in range(30 * world_size):
+        replicas = mixing(topology, world_size, turn) @ replicas
+    np.testing.assert_allclose(replicas, (world_size - 1) / 2, rtol=1e-3)
+
+
+def test_a_center_never_goes_beyond_the_replicas_mean() -> None:
+    ElasticAveraging(alpha=0.5).check(2)
+    ElasticAveraging().check(100)
+    with pytest.raises(ConfigError, match="with 3 workers") as caught:
+        ElasticAveraging(alpha=0.5).check(3)
+    assert "alpha=0.3" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("outer", [Momentum(0.9, 0.5), Nesterov(0.7, 0.9)])

@@ -130,7 +130,15 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "sync", ["allreduce", "allreduce:compress=topk(0.05)", LocalSGD(every=4, outer=Nesterov(0.7, 0.9))], ids=str
+    "sync",
+    [
+        "allreduce",
+        "allreduce:compress=topk(0.05)",
+        LocalSGD(every=4, outer=Nesterov(0.7, 0.9)),
+        "elastic_averaging:every=4",
+        "gossip:topology=ring",
+    ],
+    ids=str,
 )
 def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(
     spark: SparkSession, table: str, tmp_path: Path, sync: Any, undisturbed: TrainingResult
@@ -138,7 +146,7 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
     options = {"sync": sync, "steps_per_execution": 2, "checkpoint_every": 6}
     if sync == "allreduce":  # its weights do not depend on where checkpoints are taken
         expected, options["validation"] = undisturbed, open_table(table)
-    else:  # slots, dropout's random state, residuals and outer momentum differ from rank to rank
+    else:  # slots, dropout's random state, residuals, outer momentum and replicas differ from rank to rank
         options["model"] = f"{MODELS}:build_with_dropout_and_batch_norm"
         expected = fit(spark, table, tmp_path / "calm", **options)
     killer = models.kill_once(str(tmp_path / "killed"), rank_to_kill=1, step=9)
