@@ -8,6 +8,7 @@ from dl_on_spark.sync.elastic_averaging import ElasticAveraging
 from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
 from dl_on_spark.sync.registry import STRATEGIES, parse_sync
+from dl_on_spark.sync.schedule import Quadratic, Stepped
 
 __all__ = [
     "STRATEGIES",
@@ -17,7 +18,9 @@ __all__ = [
     "LocalSGD",
     "Momentum",
     "Nesterov",
+    "Quadratic",
     "StepRows",
+    "Stepped",
     "SyncSession",
     "SyncStrategy",
     "parse_sync",

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.sync.base import Arrays, FlatVariables, StepRows, SyncSession, SyncStrategy, running_statistics
+from dl_on_spark.sync.schedule import Quadratic, Stepped
 
 if TYPE_CHECKING:
     import keras
@@ -73,18 +74,20 @@ class Nesterov:
 class LocalSGD(SyncStrategy):
     """Average models every ``every`` steps, and always at an epoch's end.
 
-    ``outer``: the outer optimizer on the averaged difference. ``start_at``: average every step until that
-    step, without the outer optimizer (post-local SGD, Lin et al. 2020). Optimizer slots stay local to each
-    rank; batch-norm statistics are averaged with the weights.
+    ``every``: a number, or a schedule that says it at each round's start. ``outer``: the outer optimizer on the
+    averaged difference. ``start_at``: average every step until that step, without the outer optimizer (post-local
+    SGD, Lin et al. 2020). Optimizer slots stay local to each rank; batch-norm statistics are averaged with the
+    weights.
     """
 
-    every: int = 16
+    every: int | Stepped | Quadratic = 16
     outer: Momentum | Nesterov | None = None
     start_at: int = 0
 
     def __post_init__(self) -> None:
-        counts = (self.every, self.start_at)
-        if not all(isinstance(count, int) for count in counts) or self.every < 1 or self.start_at < 0:
+        scheduled = isinstance(self.every, Stepped | Quadratic)
+        right = scheduled or (isinstance(self.every, int) and self.every >= 1)
+        if not right or not isinstance(self.start_at, int) or self.start_at < 0:
             raise ConfigError(
                 f"local_sgd: every={self.every}, start_at={self.start_at}.",
                 fix="every counts steps from 1 on, start_at from 0 on.",
@@ -109,9 +112,11 @@ class LocalSGDSession(SyncSession):
 
     def __init__(self, config: LocalSGD, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
         self._config, self._comm, self._rows = config, comm, rows
+        self._optimizer: Any = model.optimizer
         trainable = list(model.trainable_weights)
         self._variables = FlatVariables([*trainable, *running_statistics(model)])
         self._trained = sum(int(np.prod(v.shape)) for v in trainable)
+        self._every = config.every if isinstance(config.every, int) else 1  # steps of this round
         self._exchanged = 0  # steps done at the last exchange
         self._start: Flat | None = None
         self._velocity: Flat | None = None
@@ -122,10 +127,17 @@ class LocalSGDSession(SyncSession):
     def steps_until_exchange(self, step: int) -> int | None:
         if step < self._config.start_at:
             return 1
-        return max(1, self._exchanged + self._config.every - step)
+        return max(1, self._exchanged + self._every - step)
+
+    def before_steps(self, step: int) -> None:
+        schedule = self._config.every
+        if step == self._exchanged >= self._config.start_at and not isinstance(schedule, int):
+            # Not at the exchange: an epoch's callbacks may change the learning rate after it.
+            every = np.array([schedule.every(step, float(self._optimizer.learning_rate))])
+            self._every = int(self._comm.allreduce(every, "max")[0])
 
     def after_steps(self, step: int) -> None:
-        if step <= self._config.start_at or step - self._exchanged >= self._config.every:
+        if step <= self._config.start_at or step - self._exchanged >= self._every:
             self._exchange(step)
 
     def finish_epoch(self, step: int) -> None:

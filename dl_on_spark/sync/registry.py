@@ -16,6 +16,7 @@ from dl_on_spark.sync.base import SyncStrategy
 from dl_on_spark.sync.elastic_averaging import ElasticAveraging
 from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
+from dl_on_spark.sync.schedule import SCHEDULES
 
 STRATEGIES: dict[str, type[Any]] = {
     "allreduce": Allreduce,
@@ -58,6 +59,15 @@ def _value(option: str, text: str, whole: str) -> Any:
         return None
     if option in {"compress", "topology"}:
         return text
+    match = _CALL.fullmatch(text)
+    if option == "every" and match and match[2] is not None:
+        schedule = _known(match[1], SCHEDULES, f"sync {whole!r}: schedule")
+        try:
+            return schedule.parse(match[2])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"sync {whole!r}: every={text}: {error}.", fix="For example stepped(0:4,1000:16) or quadratic(4,0.02)."
+            ) from error
     if option != "outer":
         try:
             return int(text) if text.lstrip("+-").isdigit() else float(text)
@@ -65,7 +75,6 @@ def _value(option: str, text: str, whole: str) -> Any:
             raise ConfigError(
                 f"sync {whole!r}: {option}={text} is not a number.", fix=f"For example {option}=16."
             ) from error
-    match = _CALL.fullmatch(text)
     kind = _known(match[1] if match else text, OUTER, f"sync {whole!r}: outer optimizer")
     try:
         return kind(*(float(number) for number in ((match and match[2]) or "").split(",") if number.strip()))

@@ -139,9 +139,9 @@ class _StepLoop:
         """As many steps as fit before the next exchange, hook or the execution's end."""
         cursor, began = self._cursor, time.perf_counter()
         done = cursor.epoch * self._plan.steps_per_epoch + cursor.step
+        self._session.before_steps(done)
         limits = [self._session.steps_until_exchange(done), *(hook.steps_until_due(cursor) for hook in self._hooks)]
         count = min(last - cursor.step, *(limit for limit in limits if limit is not None), last - cursor.step)
-        self._session.before_steps(done)
         logs, left = None, count
         while left:
             block, first, taken = self._feed.take(left)

@@ -10,7 +10,17 @@ import numpy as np
 
 from dl_on_spark.collectives import Communicator
 from dl_on_spark.input_pipeline import Cursor
-from dl_on_spark.sync import Allreduce, LocalSGD, Momentum, Nesterov, StepRows, SyncSession, SyncStrategy
+from dl_on_spark.sync import (
+    Allreduce,
+    LocalSGD,
+    Momentum,
+    Nesterov,
+    Quadratic,
+    Stepped,
+    StepRows,
+    SyncSession,
+    SyncStrategy,
+)
 from tests.training.worlds import PLAN, alone, build, fit, weights
 
 ROUND = 100  # longer than an epoch, so that an epoch is one round
@@ -90,6 +100,8 @@ def run(comm: Communicator, pipe: Connection) -> dict[str, Any]:
     done("allreduce", trained(Allreduce()))
     done("every step", trained(LocalSGD(every=1)))
     done("local", trained(LocalSGD(every=3)))
+    done("stepped", _rounds_seen(comm, LocalSGD(every=Stepped(((0, 2), (PLAN.steps_per_epoch, 4))))))
+    done("quadratic", _rounds_seen(comm, LocalSGD(every=Quadratic(2, 0.2))))
     done("outer that averages", trained(LocalSGD(every=3, outer=Nesterov(1.0, 0.0))))
     done("synchronous at first", trained(LocalSGD(every=ROUND, outer=Nesterov(), start_at=2 * PLAN.steps_per_epoch)))
     for name, outer in OUTER.items():
@@ -152,6 +164,25 @@ def _still() -> Any:
     import keras
 
     return build(keras.optimizers.SGD(0.0), batch_norm=True)
+
+
+def _rounds_seen(comm: Communicator, strategy: LocalSGD) -> list[int]:
+    """Steps at which the replicas agree; a callback halves the learning rate when the first epoch has ended."""
+    import keras
+
+    model, agreed = build(), []
+
+    class Halve(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.05
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            every = comm.allgather(np.concatenate([w.reshape(-1) for w in weights(model)]))
+            if (every == every[0]).all():
+                agreed.append(int(model.optimizer.iterations.numpy()))
+
+    fit(comm, model, strategy, callbacks=[Halve()], steps_per_execution=1)
+    return agreed
 
 
 def _rounds(comm: Communicator, outer: Momentum | Nesterov) -> list[np.ndarray]:

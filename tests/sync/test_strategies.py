@@ -13,14 +13,30 @@ from hypothesis import strategies as st
 
 from dl_on_spark.collectives.codecs import CODECS, DGC, QSGD, PowerSGD, TernGrad, TopK
 from dl_on_spark.errors import ConfigError
-from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, Momentum, Nesterov, SyncStrategy, parse_sync
+from dl_on_spark.sync import (
+    Allreduce,
+    ElasticAveraging,
+    Gossip,
+    LocalSGD,
+    Momentum,
+    Nesterov,
+    Quadratic,
+    Stepped,
+    SyncStrategy,
+    parse_sync,
+)
 from dl_on_spark.sync.gossip import TOPOLOGIES
 from tests.sync.mixing import mixing
 
 rates = st.floats(1e-6, 10, allow_nan=False)
 momenta = st.floats(0, 1, exclude_max=True)
 outers = st.none() | st.builds(Momentum, rates, momenta) | st.builds(Nesterov, rates, momenta)
-local = st.builds(LocalSGD, every=st.integers(1, 10**6), outer=outers, start_at=st.integers(0, 10**6))
+counts = st.integers(1, 10**6)
+later = st.lists(st.tuples(counts, counts), unique_by=lambda piece: piece[0]).map(sorted)
+schedules = st.builds(lambda first, more: Stepped(((0, first), *more)), counts, later) | st.builds(
+    Quadratic, counts, rates
+)
+local = st.builds(LocalSGD, every=counts | schedules, outer=outers, start_at=st.integers(0, 10**6))
 elastic = st.builds(ElasticAveraging, st.none() | st.floats(1e-6, 1), st.integers(1, 10**6))
 gossip = st.builds(Gossip, st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 10**6))
 
@@ -54,6 +70,8 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
         ("local_sgd:outer=momentum(1, 0.5),start_at=3", LocalSGD(outer=Momentum(1.0, 0.5), start_at=3)),
         ("local_sgd:outer=none", LocalSGD()),
+        ("local_sgd:every=stepped(0:4, 1000:16)", LocalSGD(every=Stepped(((0, 4), (1000, 16))))),
+        ("local_sgd:every=quadratic(2,0.1),start_at=3", LocalSGD(every=Quadratic(2, 0.1), start_at=3)),
         ("elastic_averaging", ElasticAveraging()),
         ("elastic_averaging:alpha=0.5,every=4", ElasticAveraging(alpha=0.5, every=4)),
         ("gossip:topology=ring", Gossip()),
@@ -80,6 +98,13 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("allreduce:compress=fp61", "Did you mean 'fp16'"),
         ("allreduce:compress=topk(0)", "fraction=0"),
         ("allreduce:compress=topk(few)", r"Write topk\(fraction\)"),
+        ("local_sgd:every=cosine(3)", "'cosine' is unknown"),
+        ("local_sgd:every=stepped(4)", "stepped\\(4\\)"),
+        ("local_sgd:every=stepped(1:4)", "stepped\\(1:4\\)"),
+        ("local_sgd:every=stepped(0:4,0:5)", "stepped\\(0:4,0:5\\)"),
+        ("local_sgd:every=stepped(0:0)", "stepped\\(0:0\\)"),
+        ("local_sgd:every=quadratic(1.5)", "quadratic\\(1.5\\)"),
+        ("local_sgd:every=quadratic(4,-1)", "quadratic\\(4,-1.0\\)"),
         ("elastic_averaging:alpha=0", "alpha=0"),
         ("elastic_averaging:alpha=1.5", "alpha=1.5"),
         ("elastic_averaging:alpha=much", "alpha=much is not a number"),
@@ -122,6 +147,14 @@ def test_replicas_that_only_mix_come_together(topology: str, world_size: int) ->
     for turn in range(30 * world_size):
         replicas = mixing(topology, world_size, turn) @ replicas
     np.testing.assert_allclose(replicas, (world_size - 1) / 2, rtol=1e-3)
+
+
+def test_rounds_grow_by_schedule() -> None:
+    stepped = Stepped(((0, 4), (10, 16)))
+    assert [stepped.every(step, 0.1) for step in (0, 9, 10, 99)] == [4, 4, 16, 16]
+    quadratic = Quadratic(4, 0.02)
+    assert [quadratic.every(0, rate) for rate in (0.1, 0.01, 0.005, 0.001)] == [4, 4, 16, 400]
+    assert quadratic.every(0, 0.0) == 4
 
 
 def test_a_center_never_goes_beyond_the_replicas_mean() -> None:

@@ -79,6 +79,16 @@ def test_until_start_at_steps_are_synchronous(found: Found) -> None:
     assert_close(found[0]["synchronous at first"], found[0]["alone", "allreduce"])
 
 
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [("stepped", [4, 7]), ("quadratic", [7])],  # of 4 steps from the second epoch on; of (0.2 / 0.05)^2 then
+)
+def test_rounds_are_as_long_as_their_schedule_says(found: Found, name: str, second: list[int]) -> None:
+    first = [2, 4, 6, 7] if name == "stepped" else [4, 7]  # (0.2 / 0.1)^2 = 4
+    for rank in found:
+        assert rank[name] == [*first, *(PLAN.steps_per_epoch + step for step in second)]
+
+
 @pytest.mark.parametrize("name", list(ranks.OUTER))
 def test_two_rounds_are_those_of_the_formula(found: Found, name: str) -> None:
     assert_close(found[0][name], found[0]["rounds", name])

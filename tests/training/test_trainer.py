@@ -136,7 +136,6 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
         "allreduce:compress=topk(0.05)",
         LocalSGD(every=4, outer=Nesterov(0.7, 0.9)),
         "elastic_averaging:every=4",
-        "gossip:topology=ring",
     ],
     ids=str,
 )
@@ -333,6 +332,7 @@ def test_bad_input_is_refused_before_launch_and_leaves_nothing(spark: SparkSessi
     refused("there is no table", table=str(tmp_path / "nowhere"))
     refused("4 workers|num_workers=4|slots", num_workers=4)
     refused("strategy 'allreduse' is unknown", sync="allreduse")
+    refused("alpha=0.8 with 2 workers", sync="elastic_averaging:alpha=0.8")
     refused("smaller than num_workers", global_batch_size=1)
     with pytest.raises(InputError, match="matches no rows"):
         Trainer(model="x:y", checkpoint_dir=str(tmp_path / "run")).fit(
