@@ -33,6 +33,8 @@ app = typer.Typer(
 
 table = typer.Typer(name="table", help="Look at a table on the lake.", no_args_is_help=True)
 app.add_typer(table)
+bench = typer.Typer(name="bench", help="Measure this cluster.", no_args_is_help=True)
+app.add_typer(bench)
 
 Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
 Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
@@ -163,6 +165,62 @@ def report(
 
 
 @app.command()
+def plan(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "1,2,4,8,16,32,64,128,256,512,1024",
+    batch: Annotated[str | None, typer.Option(help="Global batches to compare; default: the pipeline's.")] = None,
+    network: Annotated[Path | None, typer.Option(help="Links of the cluster, as written by bench network.")] = None,
+    workers_per_host: Annotated[int | None, typer.Option(min=1, help="Default: as measured.")] = None,
+    price: Annotated[float, typer.Option(min=0, help="Of one worker's hour.")] = 0.0,
+    failures: Annotated[float, typer.Option(min=0, help="Of one worker in an hour.")] = 0.0,
+    noise_scale: Annotated[float | None, typer.Option(min=1, help="Simple gradient noise scale, in rows.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Draw the plan: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a step on real workers, and say how many workers are worth it, synchronized how."""
+    from dl_on_spark.jobs import plan as job
+
+    _run(
+        "plan",
+        job.run,
+        config,
+        date,
+        overrides,
+        as_json,
+        quiet,
+        workers=_numbers(workers, "--workers"),
+        batch=[] if batch is None else _numbers(batch, "--batch"),
+        network=network,
+        workers_per_host=workers_per_host,
+        price_per_hour=price,
+        failures_per_hour=failures,
+        noise_scale=noise_scale,
+        output=output,
+    )
+
+
+@bench.command("network")
+def bench_network(
+    workers: Annotated[int, typer.Option(min=2, help="Tasks of the barrier stage.")] = 2,
+    output: Annotated[Path | None, typer.Option(help="Profile for plan --network.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Time against size: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the exchange between tasks of this cluster, and fit latency and bandwidth."""
+    from dl_on_spark.jobs import bench_network as job
+
+    _prepare_logging(as_json)
+    found = job.run(workers, output=output, plot=plot)
+    if as_json:
+        _show("network", found, True)
+    else:
+        job.show(found, Console())
+
+
+@app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and report go.")] = Path(
         "demo_output"
@@ -258,9 +316,19 @@ def _cancelled() -> Cancelled:
 
 def _day(text: str, option: str) -> datetime.date:
     try:
-        return datetime.date.fromisoformat(text)
+        return datetime.datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ConfigError(f"{option} {text!r} is not a day.", fix="Write it as YYYY-MM-DD.") from error
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is not a list of numbers.", fix="For example 1,2,4,8.") from error
+    if min(found) < 1:
+        raise ConfigError(f"{option} {text!r}: {min(found)} is below 1.", fix="For example 1,2,4,8.")
+    return found
 
 
 def _prepare_logging(quiet: bool) -> None:

@@ -26,13 +26,13 @@ _DEFAULTS = {
 
 
 @contextmanager
-def spark_session(config: PipelineConfig, name: str) -> Iterator[SparkSession]:
+def spark_session(config: PipelineConfig | None, name: str) -> Iterator[SparkSession]:
     """A session for one job, stopped at the end; without spark-submit it is `local[*]`."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     given = SparkConf()  # what spark-submit and spark-defaults.conf set
-    builder = SparkSession.builder.appName(f"{config.name} {name}")
+    builder = SparkSession.builder.appName(name if config is None else f"{config.name} {name}")
     if not given.contains("spark.master"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
@@ -42,7 +42,7 @@ def spark_session(config: PipelineConfig, name: str) -> Iterator[SparkSession]:
     if (given.get("spark.master") or "local").startswith("local"):
         # Executors of a local master are this machine: they take this interpreter, not `python3` of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for key, value in {**_DEFAULTS, **config.spark}.items():
+    for key, value in {**_DEFAULTS, **({} if config is None else config.spark)}.items():
         if not given.contains(key):
             builder = builder.config(key, value)
     session = builder.getOrCreate()
