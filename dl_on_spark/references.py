@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -39,3 +40,13 @@ def load_function(reference: str) -> Callable[..., Any]:
         raise ConfigError(f"{reference!r}: {module_name} has no function {name!r}.", fix="Mend the name.")
     found: Callable[..., Any] = function
     return found
+
+
+def raised_in(error: BaseException) -> str:
+    """`` (FILE, line N)`` of the line in the called function's own file that led to `error`; empty if none did.
+
+    Call it where the user's function was called: the first frame is the caller's, the next the function's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 from dataclasses import dataclass
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
+from dl_on_spark.lake import Snapshot
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 
@@ -50,6 +54,36 @@ class DaySplit:
         return _between(column, self.holdout_first, self.holdout_last)
 
 
+def warn_of_days(snapshot: Snapshot, column: str, first: datetime.date, last: datetime.date) -> None:
+    """Warn of days from `first` to `last` without a partition in `snapshot`, and of partitions that are no day.
+
+    A gap can be right (no flights on that day), so it is no error. Tables not partitioned by `column` are
+    left alone: only their rows know the days.
+    """
+    found = {str(file.partition[column]) for file in snapshot.files if column in file.partition}
+    if not found:
+        return
+    asked = [str(first + datetime.timedelta(days=i)) for i in range((last - first).days + 1)]
+    missing = [day for day in asked if day not in found]
+    if missing:
+        logger.warning(
+            "%s has no rows for %d of the %d days %s to %s: %s. Run the ETL for them, unless they are empty.",
+            snapshot.uri,
+            len(missing),
+            len(asked),
+            first,
+            last,
+            _shortened(missing),
+        )
+    if str(snapshot.table_schema.field(column).type) == "string":
+        logger.warning(
+            "%s: not every partition %s=... is a day (YYYY-MM-DD), so all are read as text; the others are left out. "
+            "Remove or rename those folders.",
+            snapshot.uri,
+            column,
+        )
+
+
 def run_folder(config: PipelineConfig, date: datetime.date, run_name: str | None = None) -> str:
     """Folder of a training run (checkpoints, model, metrics): one a date and strategy unless named.
 
@@ -61,6 +95,11 @@ def run_folder(config: PipelineConfig, date: datetime.date, run_name: str | None
     elif not _NAME.fullmatch(run_name):
         raise ConfigError(f"--run-name {run_name!r} is no folder's name.", fix="Use letters, digits, and any of ._-=")
     return f"{config.data_path(config.training.checkpoint_dir)}/{config.name}/{run_name}"
+
+
+def _shortened(days: list[str], most: int = 10) -> str:
+    more = len(days) - most
+    return ", ".join(days[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _between(column: str, first: datetime.date, last: datetime.date) -> str:

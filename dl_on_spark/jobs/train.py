@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from dl_on_spark.config import PipelineConfig
-from dl_on_spark.jobs.days import DaySplit, run_folder
+from dl_on_spark.jobs.days import DaySplit, run_folder, warn_of_days
 from dl_on_spark.lake import Schema, open_table
 from dl_on_spark.training import Trainer
 from dl_on_spark.training.trainer import Resume
@@ -28,6 +28,10 @@ def run(
     training, days = config.training, DaySplit.of(config, date)
     table = open_table(config.data_path(config.etl.table))
     chosen = table if training.where is None else table.where(training.where)
+    train_rows = chosen.where(days.training_filter(config.date_column))
+    held_out = chosen.where(days.holdout_filter(config.date_column))
+    warn_of_days(train_rows.snapshot(spark), config.date_column, days.first, days.last)
+    warn_of_days(held_out.snapshot(spark), config.date_column, days.holdout_first, days.holdout_last)
     trainer = Trainer(
         model=training.model,
         sync=training.sync,
@@ -41,9 +45,9 @@ def run(
     )
     result = trainer.fit(
         spark,
-        chosen.where(days.training_filter(config.date_column)),
+        train_rows,
         schema=Schema.load(config.schema_path()),
-        validation=chosen.where(days.holdout_filter(config.date_column)),
+        validation=held_out,
         global_batch_size=training.global_batch_size,
         epochs=training.epochs,
         seed=training.seed,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dl_on_spark.errors import SchemaError, TableError
+from dl_on_spark.errors import DLOnSparkError, SchemaError, TableError
 from dl_on_spark.lake.checks import (
     CheckReport,
     enforce,
@@ -27,6 +27,7 @@ from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.sources import CORRUPT, SOURCE_FILE, Source, missing_days, read_source
 from dl_on_spark.lake.storage import join, write_bytes
 from dl_on_spark.lake.writes import WriteReport, check_root, write_partitions
+from dl_on_spark.references import raised_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,8 +135,9 @@ def _transformed(
     first: datetime.date,
     last: datetime.date,
 ) -> DataFrame:
-    """The transform's rows. What Spark refuses in it is bad input; an error of its Python is raised as it is."""
+    """The transform's rows. What Spark refuses in it, and an error of its Python, is a `TableError` that names it."""
     from pyspark.errors import AnalysisException
+    from pyspark.errors.exceptions.captured import CapturedException
 
     name = f"{transform.__module__}:{getattr(transform, '__qualname__', transform)}"
     try:
@@ -144,6 +146,13 @@ def _transformed(
         raise TableError(
             f"the transform {name} does not fit its sources: {str(error).splitlines()[0].partition(' SQLSTATE:')[0]}",
             fix="Mend the transform, or the source that it reads.",
+        ) from error
+    except (DLOnSparkError, MemoryError, ConnectionError, TimeoutError, CapturedException):
+        raise  # these say themselves what was wrong, and it need not be the transform
+    except Exception as error:
+        raise TableError(
+            f"the transform {name} raised {type(error).__name__}: {error}{raised_in(error)}.",
+            fix="Mend the transform. Nothing was written.",
         ) from error
     if not hasattr(rows, "schema"):
         raise TableError(

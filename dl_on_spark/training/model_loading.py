@@ -8,10 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from dl_on_spark.errors import ConfigError, ModelError
+from dl_on_spark.errors import ConfigError, DLOnSparkError, ModelError
 from dl_on_spark.lake import Schema
-from dl_on_spark.references import load_function
+from dl_on_spark.references import load_function, raised_in
 
 # An odd constant: ranks get seeds far from each other.
 _SEED_STRIDE = 0x9E3779B1
@@ -30,12 +31,20 @@ def load_model_builder(reference: str | Callable[..., Any]) -> Callable[..., Any
 def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -> keras.Model:
     """Call the builder, with the schema if it has a parameter of that name.
 
-    Raises `ModelError` unless it gives a compiled `keras.Model` whose loss is a mean over rows; a worker that
-    is ``alone`` has nothing to average, and any loss will do.
+    Raises `ModelError` when it raises, with its file and line, and unless it gives a compiled `keras.Model`
+    whose loss is a mean over rows; a worker that is ``alone`` has nothing to average, and any loss will do.
     """
     takes_schema = "schema" in inspect.signature(builder).parameters
-    model = builder(schema=schema) if takes_schema else builder()
     name = getattr(builder, "__qualname__", str(builder))
+    try:
+        model = builder(schema=schema) if takes_schema else builder()
+    except (DLOnSparkError, MemoryError, ConnectionError, TimeoutError, tf.errors.ResourceExhaustedError):
+        raise  # ours, or of the machine: the next attempt may do better
+    except Exception as error:
+        raise ModelError(
+            f"the model builder {name} raised {type(error).__name__}: {error}{raised_in(error)}.",
+            fix="Mend the builder: it is called before the first step, on every worker.",
+        ) from error
     if not isinstance(model, keras.Model):
         raise ModelError(
             f"{name} returned {type(model).__name__}, not a keras.Model.", fix="Return the compiled model."

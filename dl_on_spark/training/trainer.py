@@ -162,7 +162,14 @@ class Trainer:
     ) -> tuple[list[dict[str, Any]], int]:
         """Launch, and launch again from the last checkpoint after a failure that may not repeat."""
         restarts = 0
+        heard: set[str] = set()  # kinds of messages
+
+        def hear(message: Message) -> None:
+            heard.add(message.kind)
+            _hear(message, folder, progress)
+
         while True:
+            heard.clear()
             attempt = folder.next_attempt()
             is_current = functools.partial(folder.is_current, attempt)
             resume_from = None
@@ -183,9 +190,9 @@ class Trainer:
                 deadline_s=self.deadline_s,
             )
             try:
-                outcomes = launch(spark, request, lambda message: _hear(message, folder, progress))
+                outcomes = launch(spark, request, hear)
             except InputError:
-                folder.give_up(attempt)
+                folder.give_up(attempt, worked=bool(heard & {"progress", "epoch", "checkpoint"}))
                 raise
             except Cancelled:
                 folder.event("cancelled", attempt=attempt.number)

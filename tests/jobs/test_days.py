@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dl_on_spark.cli import _day
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError, TableError
-from dl_on_spark.jobs.days import DaySplit, run_folder
+from dl_on_spark.jobs.days import DaySplit, run_folder, warn_of_days
 from dl_on_spark.lake import open_table
 from tests.registry.saved_models import write_day
 
@@ -51,6 +52,34 @@ def test_the_filters_take_each_day_of_a_table_once(tmp_path: Path) -> None:
     assert table.where(split.holdout_filter("date")).snapshot().rows == 4 + 5
     with pytest.raises(TableError, match="matches no rows"):
         table.where(split.training_filter("date")).where(split.holdout_filter("date")).snapshot()
+
+
+def test_days_without_rows_and_folders_that_are_no_day_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 3):
+        write_day(tmp_path / "t", f"2024-01-0{number}", [0.0], None)
+    days = (datetime.date(2024, 1, 1), datetime.date(2024, 1, 3))
+    where = "date between '2024-01-01' and '2024-01-03'"
+    warn_of_days(open_table(tmp_path / "t").where(where).snapshot(), "date", *days)
+    (gap,) = caplog.messages
+    assert "no rows for 1 of the 3 days 2024-01-01 to 2024-01-03: 2024-01-02." in gap
+    caplog.clear()
+    write_day(tmp_path / "t", "2024-01-02", [0.0], None)
+    warn_of_days(open_table(tmp_path / "t").where(where).snapshot(), "date", *days)
+    assert caplog.messages == []
+    write_day(tmp_path / "t", "oops", [0.0], None)
+    warn_of_days(open_table(tmp_path / "t").where(where).snapshot(), "date", *days)
+    (odd,) = caplog.messages
+    assert "not every partition date=... is a day" in odd
+
+
+def test_only_a_day_written_as_year_month_day_is_a_date() -> None:
+    assert _day("2013-06-30", "--date") == datetime.date(2013, 6, 30)
+    for text in ("20130630", "2013-W26-7", "2013-6-30", "2013-02-30", "2013-06-30\n"):
+        with pytest.raises(ConfigError, match="is not a day") as caught:
+            _day(text, "--date")
+        assert caught.value.fix == "Write it as YYYY-MM-DD."
 
 
 def test_a_run_has_a_folder_of_its_date_and_strategy_unless_it_is_named() -> None:

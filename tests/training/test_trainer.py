@@ -238,6 +238,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_once_with_the_way_out(
     ("model", "said"),
     [
         ("build_uncompiled", "is not compiled"),
+        ("build_failing", r"build_failing raised ValueError: the user's own mistake \(.*models\.py, line \d+\)"),
         ("build_no_model", "returned dict, not a keras.Model"),
         ("build_absent", "has no function 'build_absent'"),
         ("build_with_unknown_input", "has the input 'c', which is no feature of the schema"),
