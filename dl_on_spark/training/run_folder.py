@@ -67,8 +67,6 @@ class RunFolder:
         # Absolute, since workers run in folders of their own.
         local = storage.local_path(uri)
         self.uri = uri.rstrip("/") if local is None else str(local)
-        # attempt.json and run.json as the latest `next_attempt` found them.
-        self._before: tuple[bytes | None, bytes | None] = (None, None)
 
     def path(self, name: str) -> str:
         """Address of a file in the folder."""
@@ -145,7 +143,6 @@ class RunFolder:
         attempt = Attempt(1 if found is None else found.number + 1, uuid.uuid4().hex)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
-        self._before = (self.read(_ATTEMPT), self.read(_RUN))
         self.write(_ATTEMPT, json.dumps({"attempt": attempt.number, "token": attempt.token, **owner}))
         return attempt
 
@@ -153,20 +150,9 @@ class RunFolder:
         """Whether `attempt` may still commit."""
         return self._current() == attempt
 
-    def give_up(self, attempt: Attempt, *, worked: bool = True) -> None:
-        """Leave no trace of `attempt` in a folder where no run has begun.
-
-        Where there is a run, an attempt that neither ``worked`` on it nor replaced it hands it back: the attempt
-        before is the current one again, and the event says that this one was refused.
-        """
-        if not self.is_current(attempt):
-            return
-        found = self.read(_RUN)
-        if found is not None:
-            current, run = self._before
-            if not worked and current is not None and run == found:
-                self.write(_ATTEMPT, current)
-                self.event("refused", attempt=attempt.number)
+    def give_up(self, attempt: Attempt) -> None:
+        """Leave no trace of `attempt` in a folder where no run has begun."""
+        if self.read(_RUN) is not None or not self.is_current(attempt):
             return
         for name in (_ATTEMPT, _EVENTS):
             storage.delete(self.path(name))

@@ -162,14 +162,7 @@ class Trainer:
     ) -> tuple[list[dict[str, Any]], int]:
         """Launch, and launch again from the last checkpoint after a failure that may not repeat."""
         restarts = 0
-        heard: set[str] = set()  # kinds of messages
-
-        def hear(message: Message) -> None:
-            heard.add(message.kind)
-            _hear(message, folder, progress)
-
         while True:
-            heard.clear()
             attempt = folder.next_attempt()
             is_current = functools.partial(folder.is_current, attempt)
             resume_from = None
@@ -190,9 +183,9 @@ class Trainer:
                 deadline_s=self.deadline_s,
             )
             try:
-                outcomes = launch(spark, request, hear)
+                outcomes = launch(spark, request, lambda message: _hear(message, folder, progress))
             except InputError:
-                folder.give_up(attempt, worked=bool(heard & {"progress", "epoch", "checkpoint"}))
+                folder.give_up(attempt)
                 raise
             except Cancelled:
                 folder.event("cancelled", attempt=attempt.number)

@@ -96,21 +96,6 @@ def test_giving_up_leaves_no_trace_but_never_touches_a_run_that_has_begun_or_ano
     assert folder.is_current(third)
 
 
-def test_a_refused_attempt_hands_the_run_back_unless_it_worked_on_it_or_replaced_it(folder: RunFolder) -> None:
-    first, run = folder.next_attempt(), record()
-    folder.begin(run, {})
-    before = folder.read("attempt.json")
-    folder.give_up(folder.next_attempt(), worked=False)
-    assert folder.read("attempt.json") == before and folder.is_current(first)
-    second = folder.next_attempt()
-    folder.give_up(second, worked=True)
-    assert folder.is_current(second)
-    third = folder.next_attempt()
-    folder.begin(record(), {})
-    folder.give_up(third, worked=False)
-    assert folder.is_current(third)
-
-
 def test_events_are_json_lines_in_their_order(folder: RunFolder) -> None:
     folder.write("run.json", "")  # makes the folder on a disk
     for step in range(3):
