@@ -317,14 +317,10 @@ def _cancelled() -> Cancelled:
 
 def _day(text: str, option: str) -> datetime.date:
     try:
-<<<<<<< HEAD
-        return datetime.datetime.strptime(text, "%Y-%m-%d").date()
-=======
         # fromisoformat also takes 20130630 and 2013-W26-7, which the scheduler's other tools read otherwise.
         if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
             raise ValueError("not YYYY-MM-DD")
         return datetime.date.fromisoformat(text)
->>>>>>> bfbf4dab06fd95f4156a1d3806153964ef21912f
     except ValueError as error:
         raise ConfigError(f"{option} {text!r} is not a day.", fix="Write it as YYYY-MM-DD.") from error
 

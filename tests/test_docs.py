@@ -33,3 +33,10 @@ def test_the_page_on_tables(
     (command,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     shown = CliRunner().invoke(app, shlex.split(command)[1:])
     assert shown.exit_code == 0 and "Split over 4 workers" in shown.output
+
+
+def test_the_page_on_planning(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / "planning.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "planning.md", "exec"), {})
+    assert re.match(r"Take .* on \d+ workers: [\d,]+ rows/s", capsys.readouterr().out)

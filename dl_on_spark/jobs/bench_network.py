@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -15,17 +15,32 @@ from dl_on_spark.concurrency.fit import fit_link
 from dl_on_spark.jobs.session import spark_session
 from dl_on_spark.launch import LaunchRequest, launch, preflight
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # Where the collectives change from few messages to few bytes (collectives.choice).
 _SMALL_BYTES = 128 << 10
 
 
 def run(workers: int, *, output: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
-    """Launch so many workers, time their exchanges, fit a link; write the profile to `output` and draw to `plot`."""
-    job = {"model": "", "snapshot": "", "schema": {}, "statistics": "", "cases": ()}
+    """Measure in a session of its own; write the profile to `output` and draw to `plot`."""
     with spark_session(None, "bench network") as spark:
-        preflight(spark, workers)
-        request = LaunchRequest(workers, "dl_on_spark.training.measure:run", pickle.dumps(job), deadline_s=120.0)
-        said = launch(spark, request, lambda _message: None)
+        found = measure(spark, workers)
+    if output is not None:
+        output.write_text(json.dumps(found["profile"], indent=1) + "\n")
+    if plot is not None:
+        from dl_on_spark.report.network_plot import draw_network
+
+        draw_network(plot, found["exchanges"], workers)
+    return found
+
+
+def measure(spark: SparkSession, workers: int) -> dict[str, Any]:
+    """Launch so many workers, time their exchanges of several sizes, and fit a link."""
+    job = {"model": "", "snapshot": "", "schema": {}, "statistics": "", "cases": ()}
+    preflight(spark, workers)
+    request = LaunchRequest(workers, "dl_on_spark.training.measure:run", pickle.dumps(job), deadline_s=120.0)
+    said = launch(spark, request, lambda _message: None)
     points = [(int(size), float(seconds)) for size, seconds in said[0]["exchanges"]]
     link = fit_link(points, workers, [algorithm(size) for size, _ in points])
     where = "inside" if len({one["host"] for one in said}) == 1 else "between"
@@ -40,12 +55,6 @@ def run(workers: int, *, output: Path | None = None, plot: Path | None = None) -
         for size, seconds in points
     ]
     profile = {where: {"latency_s": link.latency_s, "byte_s": link.byte_s}}
-    if output is not None:
-        output.write_text(json.dumps(profile, indent=1) + "\n")
-    if plot is not None:
-        from dl_on_spark.report.network_plot import draw_network
-
-        draw_network(plot, rows, workers)
     return {"workers": workers, "where": where, "profile": profile, "exchanges": rows}
 
 

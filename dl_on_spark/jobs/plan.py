@@ -57,6 +57,12 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Measure, plan for each global batch, show, and draw to `output`; returns the plans as plain values."""
+    sizes = batch or [config.training.global_batch_size]
+    if min(workers) > min(sizes):
+        raise ConfigError(
+            f"plan: a global batch of {min(sizes)} rows is too small for {min(workers)} workers.",
+            fix="Mend --workers or --batch.",
+        )
     found = measure(spark, config, date)
     cluster = replace(
         found.cluster,
@@ -66,17 +72,17 @@ def run(
     )
     facts = dict(found.facts)
     if network is not None:
-        cluster, facts["network"] = _with_profile(cluster, network), f"from {network}"
+        cluster, facts["network"] = with_profile(cluster, network), f"from {network}"
     workload = replace(found.workload, noise_scale=noise_scale)
-    try:
-        plans = [plan(load, cluster, workers) for load in batches(workload, batch or [workload.batch])]
-    except ValueError as error:
-        raise ConfigError(f"plan: {error}", fix="Mend --workers or --batch.") from error
-    best = min(plans, key=lambda one: one.chosen.seconds)
+    loads = batches(workload, sizes)
+    plans = [plan(load, cluster, workers) for load in loads]
+    best, load = min(zip(plans, loads, strict=True), key=lambda pair: pair[0].chosen.seconds)
     if not quiet:
         show(plans, facts, Console())
     if output is not None:
-        _draw(output, best, cluster, workload)
+        from dl_on_spark.report.plan_plot import draw_plan
+
+        draw_plan(output, best, cluster, load)
     return {
         "recommendation": best.reason,
         "sync": best.chosen.sync,
@@ -221,22 +227,18 @@ def show(plans: Sequence[Plan], facts: dict[str, str], console: Console) -> None
             console.print(table)
 
 
-def _with_profile(cluster: Cluster, network: Path) -> Cluster:
+def with_profile(cluster: Cluster, network: Path) -> Cluster:
     """The links that `bench network` wrote."""
     try:
-        profile = json.loads(network.read_text())
-        links = {name: Link(float(profile[name]["latency_s"]), float(profile[name]["byte_s"])) for name in profile}
+        profile = dict(json.loads(network.read_text()))
+        links = {name: Link(float(one["latency_s"]), float(one["byte_s"])) for name, one in profile.items()}
+        if not links or not links.keys() <= {"inside", "between"}:
+            raise ValueError("it must have inside, between, or both")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--network {network}: not a network profile ({error}).", fix="Make one with dl-on-spark bench network."
         ) from error
     return replace(cluster, inside=links.get("inside", cluster.inside), between=links.get("between", cluster.between))
-
-
-def _draw(output: Path, best: Plan, cluster: Cluster, workload: Workload) -> None:
-    from dl_on_spark.report.plan_plot import draw_plan
-
-    draw_plan(output, best, cluster, workload)
 
 
 def _link_text(link: Link) -> str:

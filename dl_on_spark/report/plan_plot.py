@@ -1,4 +1,4 @@
-"""A plan as a picture: time of an epoch and efficiency against workers, each way a line, with the lower bound."""
+"""A plan as a picture: epoch time and efficiency against workers, a line each way, with the lower bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dl_on_spark.concurrency.ways import bound
 
 
 def draw_plan(output: Path, plan: Plan, cluster: Cluster, workload: Workload) -> None:
-    """Write the picture; its kind (png, svg, pdf) follows the name's ending."""
+    """Write the picture of `plan`, which was made for `workload`; its kind (png, svg, pdf) follows the name's ending."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,14 +28,11 @@ def draw_plan(output: Path, plan: Plan, cluster: Cluster, workload: Workload) ->
         x = [e.workers for e in found]
         (line,) = left.plot(x, [e.step_s * steps for e in found], label=name, **style)
         right.plot(x, [100 * e.efficiency for e in found], color=line.get_color(), **style)
-    load = workload if workload.batch == plan.chosen.batch else None
-    if load is not None:
-        bounds = [bound(load, cluster, count) for count in counts]
-        left.plot(counts, [b * steps for b in bounds], color="0.35", linewidth=1, linestyle="--", label="lower bound")
-        alone = load.compute_s(load.batch)
-        right.plot(
-            counts, [100 * alone / b / c for b, c in zip(bounds, counts, strict=True)], "--", color="0.35", linewidth=1
-        )
+    bounds = [bound(workload, cluster, count) for count in counts]
+    alone = workload.compute_s(workload.batch)
+    ideal = [100 * alone / b / count for b, count in zip(bounds, counts, strict=True)]
+    left.plot(counts, [b * steps for b in bounds], color="0.35", linewidth=1, linestyle="--", label="lower bound")
+    right.plot(counts, ideal, "--", color="0.35", linewidth=1)
     chosen = plan.chosen
     left.plot([chosen.workers], [chosen.step_s * steps], "*", color="black", markersize=13, label="recommended")
     right.plot([chosen.workers], [100 * chosen.efficiency], "*", color="black", markersize=13)

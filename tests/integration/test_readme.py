@@ -26,9 +26,12 @@ CLUSTER_OPTIONS = {
 }
 
 
-def commands() -> list[list[str]]:
+PLANNING = (REPOSITORY / "docs" / "planning.md").read_text(encoding="utf-8")
+
+
+def commands(text: str = README) -> list[list[str]]:
     found = []
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL):
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(re.sub(r"\s#.*", "", line))
             if words:
@@ -102,3 +105,13 @@ def test_the_python_block_of_the_readme_runs(checkout: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     done = run([sys.executable, "-c", block], checkout)
     assert "val_auc" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_page_on_planning_run(checkout: Path) -> None:
+    assert (checkout / "demo_output" / "lake" / "tables").is_dir(), "the commands of the README run first"
+    plan, network = commands(PLANNING)
+    small = [argument for override in SMALL for argument in ("--set", override)]
+    assert "Take " in run([*plan, *small], checkout).stdout
+    assert "latency" in run(network, checkout).stdout
+    assert all((checkout / name).stat().st_size for name in ("plan.png", "network.png", "network.json"))
