@@ -9,7 +9,7 @@ from dl_on_spark.concurrency.ways import bound
 
 
 def draw_plan(output: Path, plan: Plan, cluster: Cluster, workload: Workload) -> None:
-    """Write the picture of `plan`, which was made for `workload`; its kind (png, svg, pdf) follows the name's ending."""
+    """Write the picture of `plan`, which was made for `workload`; its kind (png, svg, pdf) follows the name."""
     import matplotlib
 
     matplotlib.use("Agg")
