@@ -27,7 +27,9 @@ def repeats(nbytes: int) -> int:
     return max(7, min(1000, (256 << 20) // nbytes))
 
 
-def rank_main(rank: int, ranks: int, address: str, secret: bytes, backend: str, algorithm: str, pipe: Connection) -> None:
+def rank_main(
+    rank: int, ranks: int, address: str, secret: bytes, backend: str, algorithm: str, pipe: Connection
+) -> None:
     """Check each size's result on data that differs by rank, then time it."""
     seconds = {}
     with Communicator.connect(
