@@ -27,6 +27,7 @@ from dl_on_spark.collectives.reduction import (
     accumulator,
     check_in_place,
     check_reducible,
+    dtype_name,
 )
 from dl_on_spark.collectives.rendezvous import meet
 from dl_on_spark.collectives.schedule import block_bounds
@@ -141,7 +142,7 @@ class Communicator:
                 return array
             values = accumulator(array)
             algorithm = allreduce_algorithm(self.algorithm, array.nbytes) if way.schedules else ""
-            way.allreduce(Call("allreduce", self._next(), values.dtype.name, values.size, op, algorithm), values)
+            way.allreduce(Call("allreduce", self._next(), dtype_name(values.dtype), values.size, op, algorithm), values)
             if values.dtype != array.dtype:
                 array.reshape(-1)[:] = values
         return array
@@ -153,7 +154,9 @@ class Communicator:
             values = accumulator(array)
             values = values.copy() if values.dtype == array.dtype else values
             if way is not None:
-                way.reduce_scatter(Call("reduce_scatter", self._next(), values.dtype.name, values.size, op), values)
+                way.reduce_scatter(
+                    Call("reduce_scatter", self._next(), dtype_name(values.dtype), values.size, op), values
+                )
             bounds = block_bounds(values.size, self.world_size)
             return values[bounds[self.rank] : bounds[self.rank + 1]].astype(array.dtype)
 
@@ -164,7 +167,9 @@ class Communicator:
         with self._turn() as way:
             if way is not None:
                 algorithm = broadcast_algorithm(self.algorithm) if way.schedules else ""
-                call = Call("broadcast", self._next(), array.dtype.name, array.size, algorithm=algorithm, root=root)
+                call = Call(
+                    "broadcast", self._next(), dtype_name(array.dtype), array.size, algorithm=algorithm, root=root
+                )
                 way.broadcast(call, array.reshape(-1).view(np.uint8))
         return array
 
@@ -174,7 +179,7 @@ class Communicator:
         result[self.rank] = array
         with self._turn() as way:
             if way is not None:
-                call = Call("allgather", self._next(), array.dtype.name, array.size)
+                call = Call("allgather", self._next(), dtype_name(array.dtype), array.size)
                 bounds = [array.nbytes * peer for peer in range(self.world_size + 1)]
                 way.allgather(call, result.reshape(-1).view(np.uint8), bounds)
         return result
@@ -206,7 +211,7 @@ class Communicator:
         both[1, self.rank] = array[self.rank]
         with self._turn() as way:
             if way is not None:
-                call = Call("alltoall", self._next(), array.dtype.name, array.size)
+                call = Call("alltoall", self._next(), dtype_name(array.dtype), array.size)
                 self._scheduled.alltoall(call, both.reshape(-1).view(np.uint8))
         result: Array = both[1]
         return result
@@ -221,7 +226,7 @@ class Communicator:
         by %= self.world_size
         with self._turn():
             if self._tcp is not None and by:
-                call = Call("shift", self._next(), own.dtype.name, own.size, root=by)
+                call = Call("shift", self._next(), dtype_name(own.dtype), own.size, root=by)
                 outgoing, incoming = own.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
                 to, of = (self.rank + by) % self.world_size, (self.rank - by) % self.world_size
                 self._tcp.exchange(call, (to, outgoing.data), (of, Replace(incoming.data)))
@@ -337,7 +342,7 @@ class Communicator:
         with self._turn():
             assert self._tcp is not None  # a world of one has no second rank to name
             number = self._messages[src, dst] = self._messages.get((src, dst), 0) + 1
-            call = Call("message", number, array.dtype.name, array.size)
+            call = Call("message", number, dtype_name(array.dtype), array.size)
             octets = array.reshape(-1).view(np.uint8).data
             if src == self.rank:
                 self._tcp.exchange(call, (dst, octets), None)

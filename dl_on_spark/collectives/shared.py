@@ -28,7 +28,7 @@ from dl_on_spark.collectives.slot import BUFFER_BYTES, BUFFERS, Fence, Slot, Wor
 from dl_on_spark.collectives.tcp import TcpBackend
 from dl_on_spark.collectives.wire import HEADER_BYTES, Call
 
-DIRECT_BYTES = 32 * 1024
+DIRECT_BYTES = 64 * 1024
 """Up to this size (times two over the ranks of the host) all ranks reduce everything."""
 
 _SPIN_S = 1e-3

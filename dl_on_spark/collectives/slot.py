@@ -30,7 +30,7 @@ from dl_on_spark.collectives.wire import HEADER_BYTES
 BUFFERS = 4
 """Rounds that a rank may be ahead of the slowest one."""
 
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 512 * 1024
 """Small enough that what one rank writes is still in the cache when another reads it."""
 
 NONCE_BYTES = 32
