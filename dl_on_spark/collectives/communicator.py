@@ -250,7 +250,10 @@ class Communicator:
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes sent so far; headers (``header_bytes_sent``) and handshakes are not in it."""
+        """Payload bytes sent so far; headers (``header_bytes_sent``) and handshakes are not in it.
+
+        What a rank puts into shared memory counts once, however many ranks read it.
+        """
         return self._tcp.bytes_sent if self._tcp else 0
 
     @property
@@ -315,6 +318,8 @@ class Communicator:
         except BaseException as error:
             self.close(f"{type(error).__name__}: {error}")
             raise
+        tcp.bytes_sent = tcp.bytes_received = tcp.header_bytes_sent = tcp.header_bytes_received = 0
+        tcp.seconds_waiting = 0.0
         self._shared = hosts.shared
         if hosts.usable and len(hosts.groups) == 1 and hosts.shared is not None:
             self._best = hosts.shared

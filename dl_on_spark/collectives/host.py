@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +40,10 @@ class _Announcement:
     nonce: str = ""
     problem: str = ""
 
+    def text(self) -> str:
+        """As JSON, in fewer than ``_TEXT_BYTES`` bytes."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -62,45 +65,47 @@ class Hosts:
 
 def find_hosts(tcp: TcpBackend, rank: int, world: Scheduled) -> Hosts:
     """Offer a slot, map those of the ranks of this host, and agree with all ranks on the outcome."""
-    with contextlib.ExitStack() as ours:  # own ends that others open; needed until all have
-        slot, bell, mine = _offer(ours)
-        announced = [_Announcement(**json.loads(text)) for text in _gather(world, 1, json.dumps(asdict(mine)))]
+    with contextlib.ExitStack() as announced_ends, contextlib.ExitStack() as kept:
+        slot, bell, mine = _offer(announced_ends, kept)
+        announced = [_Announcement(**json.loads(text)) for text in _gather(world, 1, mine.text())]
         problems = [f"rank {peer}: {it.problem}" for peer, it in enumerate(announced) if it.problem]
         by_host: dict[str, list[int]] = {}
         for peer, it in enumerate(announced):
             by_host.setdefault(it.host, []).append(peer)
         members = by_host[mine.host]
-        slots: list[Slot] = [] if slot is None else [slot]
+        slots: list[Slot] = []
         bells: list[int] = []
         problem = ""
         if slot is not None and not problems and len(members) > 1:
             try:
-                slots = [slot if peer == rank else _attach(announced[peer]) for peer in members]
                 for peer in members:
-                    bells.append(_open_bell(announced[peer]))
+                    slots.append(slot if peer == rank else _attach(announced[peer], kept))
+                    bells.append(_open_bell(announced[peer], kept))
             except OSError as error:
                 problem = f"rank {rank}: {error}"
         problems += [verdict for verdict in _gather(world, 2, problem) if verdict]
-    groups = tuple(tuple(group) for group in by_host.values())
-    if slot is None or problems or len(members) == 1:
-        for mapped in slots:
-            mapped.close()
-        for fd in (*bells, *([] if slot is None else [bell])):
-            os.close(fd)
-        return Hosts(groups, None, problems[0] if problems else "")
-    return Hosts(groups, SharedMemory(tcp, rank, members, slots, bell, bells), "")
+        groups = tuple(tuple(group) for group in by_host.values())
+        if problems or not slots:
+            return Hosts(groups, None, problems[0] if problems else "")
+        kept.pop_all()
+        return Hosts(groups, SharedMemory(tcp, rank, members, slots, bell, bells), "")
 
 
-def _offer(ours: contextlib.ExitStack) -> tuple[Slot | None, int, _Announcement]:
-    """This rank's slot and the pipe end it will sleep on, and what to tell the others."""
+def _offer(announced_ends: contextlib.ExitStack, kept: contextlib.ExitStack) -> tuple[Slot | None, int, _Announcement]:
+    """This rank's slot, the pipe end it will sleep on, and what to tell the others.
+
+    ``announced_ends`` closes what others open by its number, needed until all have.
+    """
     try:
         host = host_identity()
         slot, fd = Slot.create()
     except (OSError, AttributeError) as error:  # AttributeError: this system has no memfd_create
-        return None, -1, _Announcement(problem=f"no shared memory here ({error})"[:200])
-    ours.callback(os.close, fd)
+        return None, -1, _Announcement(problem=f"{error}"[:100])
+    announced_ends.callback(os.close, fd)
+    kept.callback(slot.close)
     bell, ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    ours.callback(os.close, ringer)
+    announced_ends.callback(os.close, ringer)
+    kept.callback(os.close, bell)
     return slot, bell, _Announcement(host, os.getpid(), fd, ringer, slot.nonce.hex())
 
 
@@ -114,16 +119,16 @@ def _gather(world: Scheduled, number: int, text: str) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in octets]
 
 
-def _attach(it: _Announcement) -> Slot:
-    return Slot.attach(it.pid, it.slot, bytes.fromhex(it.nonce))
+def _attach(it: _Announcement, kept: contextlib.ExitStack) -> Slot:
+    slot = Slot.attach(it.pid, it.slot, bytes.fromhex(it.nonce))
+    kept.callback(slot.close)
+    return slot
 
 
-def _open_bell(it: _Announcement) -> int:
+def _open_bell(it: _Announcement, kept: contextlib.ExitStack) -> int:
     path = Path(f"/proc/{it.pid}/fd/{it.bell}")
     if not str(path.readlink()).startswith("pipe:"):
         raise OSError(f"{path} is no pipe")
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is no pipe")
+    kept.callback(os.close, fd)
     return fd

@@ -117,7 +117,7 @@ def test_only_leaders_send_over_the_network(monkeypatch):
 
 def test_counters_say_what_others_read_of_this_rank_and_it_of_others():
     def work(comm):
-        counts = []
+        counts = [(comm.bytes_sent, comm.header_bytes_sent)]
         for n in (1_000, 300_000):
             before = comm.bytes_sent, comm.bytes_received
             comm.allreduce(np.ones(n, np.float64))
@@ -125,7 +125,7 @@ def test_counters_say_what_others_read_of_this_rank_and_it_of_others():
         return counts
 
     # Small: all to all. Large: two thirds handed in and one third of results; both are read by two.
-    assert as_threads(3, work, backend="shm") == [[(8_000, 16_000), (2_400_000, 3_200_000)]] * 3
+    assert as_threads(3, work, backend="shm") == [[(0, 0), (8_000, 16_000), (2_400_000, 3_200_000)]] * 3
 
 
 def test_a_message_to_a_rank_that_reduces_is_a_mismatch_that_names_both():
