@@ -1,4 +1,4 @@
-"""Allreduce between two processes beside this machine's limits, in one run.
+"""Allreduce among processes of this machine, through shared memory and TCP, beside its limits, in one run.
 
 Limits: memcpy inside one process, and a one-way stream over loopback TCP between two. An
 allreduce of n bytes moves n bytes out of and n bytes into each rank, so it cannot be as fast as
@@ -27,11 +27,13 @@ def repeats(nbytes: int) -> int:
     return max(7, min(1000, (256 << 20) // nbytes))
 
 
-def rank_main(rank: int, ranks: int, address: str, secret: bytes, algorithm: str, pipe: Connection) -> None:
+def rank_main(
+    rank: int, ranks: int, address: str, secret: bytes, backend: str, algorithm: str, pipe: Connection
+) -> None:
     """Check each size's result on data that differs by rank, then time it."""
     seconds = {}
     with Communicator.connect(
-        rank, ranks, f"tcp://{address}", secret, algorithm=algorithm, deadline_s=DEADLINE_S
+        rank, ranks, f"tcp://{address}", secret, backend, algorithm, deadline_s=DEADLINE_S
     ) as comm:
         for name, nbytes in SIZES.items():
             base = np.arange(nbytes // 4, dtype=np.float32) % 1000
@@ -49,7 +51,7 @@ def rank_main(rank: int, ranks: int, address: str, secret: bytes, algorithm: str
     pipe.send(seconds)
 
 
-def allreduce_seconds(ranks: int, algorithm: str) -> dict[str, float]:
+def allreduce_seconds(ranks: int, backend: str, algorithm: str) -> dict[str, float]:
     """Median seconds by size, of the slowest rank."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -58,7 +60,7 @@ def allreduce_seconds(ranks: int, algorithm: str) -> dict[str, float]:
     pipes, processes = [], []
     for rank in range(ranks):
         ours, theirs = context.Pipe()
-        arguments = (rank, ranks, address, secret, algorithm, theirs)
+        arguments = (rank, ranks, address, secret, backend, algorithm, theirs)
         processes.append(context.Process(target=rank_main, args=arguments, daemon=True))
         processes[-1].start()
         theirs.close()
@@ -128,7 +130,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--algorithm", nargs="*", default=["auto", "recursive_doubling", "ring"])
     options = parser.parse_args()
-    rows = {f"allreduce {name}": allreduce_seconds(options.ranks, name) for name in options.algorithm}
+    rows = {"allreduce shm": allreduce_seconds(options.ranks, "shm", "auto")}
+    for name in options.algorithm:
+        rows[f"allreduce tcp {name}"] = allreduce_seconds(options.ranks, "tcp", name)
     rows["loopback stream, one way"] = stream_seconds()
     rows["memcpy"] = memcpy_seconds()
     print(f"{options.ranks} ranks; median time and bytes / time")

@@ -1,7 +1,8 @@
-"""Workers exchange tensors: a communicator over authenticated connections, usable without Spark.
+"""Workers exchange tensors, in shared memory and over authenticated connections; usable without Spark.
 
 Reading order: ``schedule`` and ``algorithms`` (pure), ``choice``, ``reduction``, ``wire``,
-``authentication``, ``mesh``, ``rendezvous``, ``sink``, ``frame``, ``control``, ``tcp``, ``communicator``.
+``authentication``, ``mesh``, ``rendezvous``, ``sink``, ``frame``, ``control``, ``tcp``, ``scheduled``, ``slot``,
+``shared``, ``host``, ``hierarchical``, ``communicator``.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,31 +13,33 @@ from typing import Self
 
 import numpy as np
 
-from dl_on_spark.collectives.algorithms import BROADCAST, pairwise, ring, tree
 from dl_on_spark.collectives.authentication import Identity, Lane
 from dl_on_spark.collectives.choice import (
     allreduce_algorithm,
-    allreduce_schedule,
     broadcast_algorithm,
     check_algorithm,
 )
+from dl_on_spark.collectives.hierarchical import Hierarchical
+from dl_on_spark.collectives.host import find_hosts
 from dl_on_spark.collectives.mesh import build_mesh
 from dl_on_spark.collectives.reduction import (
-    OPERATIONS,
     Array,
     accumulator,
     check_in_place,
     check_reducible,
-    finish,
+    dtype_name,
 )
 from dl_on_spark.collectives.rendezvous import meet
-from dl_on_spark.collectives.schedule import Span, Step, Steps, block_bounds
-from dl_on_spark.collectives.sink import Reduce, Replace, Sink, scratch_elements
-from dl_on_spark.collectives.tcp import Backend, TcpBackend
+from dl_on_spark.collectives.schedule import block_bounds
+from dl_on_spark.collectives.scheduled import Scheduled
+from dl_on_spark.collectives.shared import SharedMemory
+from dl_on_spark.collectives.sink import Replace
+from dl_on_spark.collectives.tcp import TcpBackend
 from dl_on_spark.collectives.wire import Call
 from dl_on_spark.errors import CollectiveError
 
-_BACKENDS = ("auto", "tcp")
+_BACKENDS = ("auto", "tcp", "shm")
+_log = logging.getLogger(__name__)
 
 
 class Communicator:
@@ -53,19 +56,25 @@ class Communicator:
         self,
         rank: int,
         world_size: int,
-        backend: Backend | None,
+        tcp: TcpBackend | None,
         *,
+        backend: str = "auto",
         algorithm: str = "auto",
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.algorithm = check_algorithm(algorithm)
-        self._backend = backend
+        self._tcp = tcp
         self._lock = threading.Lock()
         self._closed = False
         self._sequence = 0
         self._messages: dict[tuple[int, int], int] = {}
-        self._scratch: dict[str, Array] = {}
+        self._shared: SharedMemory | None = None
+        if tcp is not None:
+            self._scheduled = Scheduled(tcp, rank, range(world_size), world_size)
+            self._best: Scheduled | SharedMemory = self._scheduled
+            if backend != "tcp":
+                self._share_memory(tcp, required=backend == "shm")
 
     @classmethod
     def connect(
@@ -83,18 +92,20 @@ class Communicator:
     ) -> Self:
         """Meet the other ranks in a shared folder (``file:///dir``) or at rank 0 (``tcp://host:port``).
 
+        ``backend`` "auto" is shared memory among ranks of one host, with TCP between hosts, and TCP alone
+        where memory cannot be shared; there "shm" raises CollectiveError. Give all ranks the same. A named
+        ``algorithm`` is carried out over TCP.
         ``secret`` must be the same on all ranks and known to nobody else (``secrets.token_bytes(32)``).
         ``host`` is this rank's address as others reach it; it listens there only, and only until
         all are connected. ``run`` tells apart runs that share a secret.
         """
         _check_place(rank, world_size)
-        if backend not in _BACKENDS:
-            raise CollectiveError(f"there is no backend {backend!r}.", fix=f"Use: {', '.join(_BACKENDS)}.")
-        check_algorithm(algorithm)
+        _check_choice(backend, algorithm)
         if world_size == 1:
             return cls(rank, 1, None, algorithm=algorithm)
         lanes = meet(Identity(rank, world_size, _check_secret(secret), run), rendezvous, host, deadline_s)
-        return cls(rank, world_size, TcpBackend(rank, world_size, lanes, deadline_s), algorithm=algorithm)
+        tcp = TcpBackend(rank, world_size, lanes, deadline_s)
+        return cls(rank, world_size, tcp, backend=backend, algorithm=algorithm)
 
     @classmethod
     def from_listener(
@@ -104,6 +115,7 @@ class Communicator:
         peers: Sequence[str],
         secret: bytes,
         *,
+        backend: str = "auto",
         algorithm: str = "auto",
         deadline_s: float = 60,
         run: str = "",
@@ -113,28 +125,24 @@ class Communicator:
         The communicator takes the listener over and closes it once all ranks are connected.
         """
         _check_place(rank, len(peers))
-        check_algorithm(algorithm)
+        _check_choice(backend, algorithm)
         if len(peers) == 1:
             listener.close()
             return cls(rank, 1, None, algorithm=algorithm)
         me = Identity(rank, len(peers), _check_secret(secret), run)
         lanes: dict[tuple[int, Lane], socket.socket] = build_mesh(me, listener, lambda peer: peers[peer], deadline_s)
-        return cls(rank, len(peers), TcpBackend(rank, len(peers), lanes, deadline_s), algorithm=algorithm)
+        tcp = TcpBackend(rank, len(peers), lanes, deadline_s)
+        return cls(rank, len(peers), tcp, backend=backend, algorithm=algorithm)
 
     def allreduce(self, array: Array, op: str = "sum") -> Array:
         """Combine over all ranks, in place: "sum", "mean" or "max". Half types sum in float32."""
         check_reducible(array, op)
-        algorithm = allreduce_algorithm(self.algorithm, array.nbytes)
-        with self._turn() as backend:
-            if backend is None:
+        with self._turn() as way:
+            if way is None:
                 return array
             values = accumulator(array)
-            call = Call("allreduce", self._next(), values.dtype.name, values.size, op, algorithm)
-            schedule = allreduce_schedule(algorithm, self.rank, self.world_size, values.size)
-            self._carry_out(backend, call, schedule.reduce, values)
-            start, stop = schedule.owned
-            finish(values[start:stop], op, self.world_size)
-            self._carry_out(backend, call, schedule.gather, values)
+            algorithm = allreduce_algorithm(self.algorithm, array.nbytes) if way.schedules else ""
+            way.allreduce(Call("allreduce", self._next(), dtype_name(values.dtype), values.size, op, algorithm), values)
             if values.dtype != array.dtype:
                 array.reshape(-1)[:] = values
         return array
@@ -142,40 +150,38 @@ class Communicator:
     def reduce_scatter(self, array: Array, op: str = "sum") -> Array:
         """This rank's block of the reduced flat array (blocks differ by at most one element)."""
         check_reducible(array, op)
-        with self._turn() as backend:
+        with self._turn() as way:
             values = accumulator(array)
             values = values.copy() if values.dtype == array.dtype else values
+            if way is not None:
+                way.reduce_scatter(
+                    Call("reduce_scatter", self._next(), dtype_name(values.dtype), values.size, op), values
+                )
             bounds = block_bounds(values.size, self.world_size)
-            if backend is not None:
-                call = Call("reduce_scatter", self._next(), values.dtype.name, values.size, op)
-                self._carry_out(backend, call, ring.reduce_scatter(self.rank, bounds), values)
-            mine = values[bounds[self.rank] : bounds[self.rank + 1]]
-            finish(mine, op, self.world_size)
-            return mine.astype(array.dtype)
+            return values[bounds[self.rank] : bounds[self.rank + 1]].astype(array.dtype)
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """Root's values on all ranks, in place."""
         check_in_place(array)
         self._check_peer(root)
-        algorithm = broadcast_algorithm(self.algorithm)
-        with self._turn() as backend:
-            if backend is not None:
-                call = Call("broadcast", self._next(), array.dtype.name, array.size, algorithm=algorithm, root=root)
-                octets = array.reshape(-1).view(np.uint8)
-                steps = BROADCAST[algorithm](self.rank, self.world_size, octets.size, root)
-                self._carry_out(backend, call, steps, octets)
+        with self._turn() as way:
+            if way is not None:
+                algorithm = broadcast_algorithm(self.algorithm) if way.schedules else ""
+                call = Call(
+                    "broadcast", self._next(), dtype_name(array.dtype), array.size, algorithm=algorithm, root=root
+                )
+                way.broadcast(call, array.reshape(-1).view(np.uint8))
         return array
 
     def allgather(self, array: Array) -> Array:
         """Every rank's array (same shape and type on all), stacked: shape (world size, *shape)."""
         result = np.empty((self.world_size, *array.shape), array.dtype)
         result[self.rank] = array
-        with self._turn() as backend:
-            if backend is not None:
-                call = Call("allgather", self._next(), array.dtype.name, array.size)
+        with self._turn() as way:
+            if way is not None:
+                call = Call("allgather", self._next(), dtype_name(array.dtype), array.size)
                 bounds = [array.nbytes * peer for peer in range(self.world_size + 1)]
-                octets = result.reshape(-1).view(np.uint8)
-                self._carry_out(backend, call, ring.allgather(self.rank, bounds), octets)
+                way.allgather(call, result.reshape(-1).view(np.uint8), bounds)
         return result
 
     def allgather_bytes(self, data: bytes, *, limit: int = 1 << 28) -> list[bytes]:
@@ -189,10 +195,9 @@ class Communicator:
         bounds = [0, *np.cumsum(sizes).tolist()]
         octets = np.empty(bounds[-1], np.uint8)
         octets[bounds[self.rank] : bounds[self.rank + 1]] = np.frombuffer(data, np.uint8)
-        with self._turn() as backend:
-            if backend is not None:
-                call = Call("allgather_bytes", self._next(), elements=bounds[-1])
-                self._carry_out(backend, call, ring.allgather(self.rank, bounds), octets)
+        with self._turn() as way:
+            if way is not None:
+                way.allgather(Call("allgather_bytes", self._next(), elements=bounds[-1]), octets, bounds)
         return [octets[a:b].tobytes() for a, b in itertools.pairwise(bounds)]
 
     def alltoall(self, array: Array) -> Array:
@@ -204,11 +209,10 @@ class Communicator:
         both = np.empty((2, *array.shape), array.dtype)
         both[0] = array
         both[1, self.rank] = array[self.rank]
-        with self._turn() as backend:
-            if backend is not None:
-                call = Call("alltoall", self._next(), array.dtype.name, array.size)
-                steps = pairwise.alltoall(self.rank, self.world_size, array.nbytes // self.world_size)
-                self._carry_out(backend, call, steps, both.reshape(-1).view(np.uint8))
+        with self._turn() as way:
+            if way is not None:
+                call = Call("alltoall", self._next(), dtype_name(array.dtype), array.size)
+                self._scheduled.alltoall(call, both.reshape(-1).view(np.uint8))
         result: Array = both[1]
         return result
 
@@ -220,21 +224,19 @@ class Communicator:
         own = np.ascontiguousarray(array)
         result = own.copy()
         by %= self.world_size
-        with self._turn() as backend:
-            if backend is not None and by:
-                call = Call("shift", self._next(), own.dtype.name, own.size, root=by)
+        with self._turn():
+            if self._tcp is not None and by:
+                call = Call("shift", self._next(), dtype_name(own.dtype), own.size, root=by)
                 outgoing, incoming = own.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
                 to, of = (self.rank + by) % self.world_size, (self.rank - by) % self.world_size
-                backend.exchange(call, (to, outgoing.data), (of, Replace(incoming.data)))
+                self._tcp.exchange(call, (to, outgoing.data), (of, Replace(incoming.data)))
         return result
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        with self._turn() as backend:
-            if backend is not None:
-                call = Call("barrier", self._next())
-                steps = tree.barrier(self.rank, self.world_size)
-                self._carry_out(backend, call, steps, np.empty(0, np.uint8))
+        with self._turn() as way:
+            if way is not None:
+                way.barrier(Call("barrier", self._next()))
 
     def send(self, array: Array, dst: int) -> None:
         """Send to one rank, which must call ``recv`` with an array of the same size and type."""
@@ -248,32 +250,38 @@ class Communicator:
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes sent so far; headers (``header_bytes_sent``) and handshakes are not in it."""
-        return self._backend.bytes_sent if self._backend else 0
+        """Payload bytes sent so far; headers (``header_bytes_sent``) and handshakes are not in it.
+
+        What a rank puts into shared memory counts once, however many ranks read it.
+        """
+        return self._tcp.bytes_sent if self._tcp else 0
 
     @property
     def bytes_received(self) -> int:
         """Payload bytes received so far."""
-        return self._backend.bytes_received if self._backend else 0
+        return self._tcp.bytes_received if self._tcp else 0
 
     @property
     def header_bytes_sent(self) -> int:
         """Bytes of frame headers sent so far."""
-        return self._backend.header_bytes_sent if self._backend else 0
+        return self._tcp.header_bytes_sent if self._tcp else 0
 
     @property
     def seconds_waiting(self) -> float:
         """Time in which nothing moved because a peer or the network was behind."""
-        return self._backend.seconds_waiting if self._backend else 0.0
+        return self._tcp.seconds_waiting if self._tcp else 0.0
 
     def close(self, reason: str | None = None) -> None:
         """Leave; peers and threads that wait for this rank are woken. ``reason`` marks a failure."""
         self._closed = True
-        if self._backend is None:
+        if self._tcp is None:
             return
-        self._backend.close(reason)
+        self._tcp.close(reason)
         with self._lock:  # a thread inside is awake now and leaves within moments
-            self._backend.release()
+            self._tcp.release()
+            if self._shared is not None:
+                self._shared.close()
+                self._shared = None
 
     def __enter__(self) -> Self:
         return self
@@ -284,68 +292,67 @@ class Communicator:
         self.close(None if error is None else f"{type(error).__name__}: {error}")
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[Backend | None]:
-        """One call at a time; refuses on a broken or closed communicator."""
+    def _turn(self) -> Iterator[Scheduled | SharedMemory | None]:
+        """One call at a time, and the way it goes (None: a world of one); refuses when broken or closed."""
         with self._lock:
-            backend = self._backend
-            if backend is not None and backend.error is not None:
-                raise backend.error
+            tcp = self._tcp
+            if tcp is not None and tcp.error is not None:
+                raise tcp.error
             if self._closed:
                 raise CollectiveError(f"the communicator of rank {self.rank} is closed.")
             try:
-                yield backend
+                yield None if tcp is None else self._best if self.algorithm == "auto" else self._scheduled
             except CollectiveError:
                 raise
             except BaseException as error:  # a frame may be half sent: no later call could be right
                 self._closed = True
-                if backend is not None:
-                    backend.close(f"{type(error).__name__}: {error}")
+                if tcp is not None:
+                    tcp.close(f"{type(error).__name__}: {error}")
                 raise
+
+    def _share_memory(self, tcp: TcpBackend, *, required: bool) -> None:
+        """Share memory with the ranks of this host; all ranks come to the same answer."""
+        try:
+            with self._turn():
+                hosts = find_hosts(tcp, self.rank, self._scheduled)
+        except BaseException as error:
+            self.close(f"{type(error).__name__}: {error}")
+            raise
+        tcp.bytes_sent = tcp.bytes_received = tcp.header_bytes_sent = tcp.header_bytes_received = 0
+        tcp.seconds_waiting = 0.0
+        self._shared = hosts.shared
+        if hosts.usable and len(hosts.groups) == 1 and hosts.shared is not None:
+            self._best = hosts.shared
+        elif hosts.usable:
+            self._best = Hierarchical(tcp, self.rank, self.world_size, hosts.groups, hosts.shared)
+        elif required:
+            reason = hosts.problem or "no two ranks are on one host"
+            self.close()
+            raise CollectiveError(
+                f"the ranks cannot share memory: {reason}.",
+                fix='Use backend="auto", which takes TCP where memory cannot be shared.',
+            )
+        elif hosts.problem and self.rank == 0:
+            _log.warning("the ranks exchange over TCP, since they cannot share memory: %s", hosts.problem)
 
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
-
-    def _carry_out(self, backend: Backend, call: Call, steps: Steps, values: Array) -> None:
-        """Carry the steps of ``call`` out on the flat array ``values``."""
-        octets = values.view(np.uint8).data
-        size = values.itemsize
-        for send, receive, reduce in steps:
-            outgoing = incoming = None
-            if send is not None:
-                outgoing = (send.peer, octets[send.start * size : send.stop * size])
-            if receive is not None:
-                if reduce:
-                    sink: Sink = self._reduction(call.op, values, send, receive)
-                else:
-                    sink = Replace(octets[receive.start * size : receive.stop * size])
-                incoming = (receive.peer, sink)
-            backend.exchange(call, outgoing, incoming)
-
-    def _reduction(self, op: str, values: Array, send: Span | None, receive: Span) -> Reduce:
-        target = values[receive.start : receive.stop]
-        at_once = send is None or send.stop <= receive.start or receive.stop <= send.start
-        need = scratch_elements(target, at_once=at_once)
-        scratch = self._scratch.get(values.dtype.name)
-        if scratch is None or len(scratch) < need:
-            scratch = self._scratch[values.dtype.name] = np.empty(need, values.dtype)
-        return Reduce(target, OPERATIONS[op], scratch, peer_first=receive.peer < self.rank, at_once=at_once)
 
     def _message(self, array: Array, src: int, dst: int) -> None:
         self._check_peer(src)
         self._check_peer(dst)
         if src == dst:
             raise CollectiveError(f"rank {src} cannot send to itself.")
-        with self._turn() as backend:
-            assert backend is not None  # a world of one has no second rank to name
+        with self._turn():
+            assert self._tcp is not None  # a world of one has no second rank to name
             number = self._messages[src, dst] = self._messages.get((src, dst), 0) + 1
-            call = Call("message", number, array.dtype.name, array.size)
-            octets = array.reshape(-1).view(np.uint8)
+            call = Call("message", number, dtype_name(array.dtype), array.size)
+            octets = array.reshape(-1).view(np.uint8).data
             if src == self.rank:
-                step = Step(Span(dst, 0, octets.size), None)
+                self._tcp.exchange(call, (dst, octets), None)
             else:
-                step = Step(None, Span(src, 0, octets.size))
-            self._carry_out(backend, call, (step,), octets)
+                self._tcp.exchange(call, None, (src, Replace(octets)))
 
     def _check_peer(self, peer: int) -> None:
         if not 0 <= peer < self.world_size:
@@ -357,6 +364,12 @@ def _check_place(rank: int, world_size: int) -> None:
         raise CollectiveError(
             f"rank {rank} has no place among {world_size} ranks.", fix="Ranks are 0 to world_size - 1."
         )
+
+
+def _check_choice(backend: str, algorithm: str) -> None:
+    if backend not in _BACKENDS:
+        raise CollectiveError(f"there is no backend {backend!r}.", fix=f"Use: {', '.join(_BACKENDS)}.")
+    check_algorithm(algorithm)
 
 
 def _check_secret(secret: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,17 @@ _HALF = ("float16", "bfloat16")
 _REDUCIBLE = ("float32", "float64", "int32", "int64", *_HALF)
 
 
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, remembered: NumPy spells it anew each time, for the price of reducing a small array."""
+    return dtype.name
+
+
 def check_reducible(array: Array, op: str) -> None:
     """Refuse what cannot be reduced, before anything is sent (the communicator stays whole)."""
     if op not in OPERATIONS:
         raise CollectiveError(f"there is no reduction {op!r}.", fix=f"Use one of: {', '.join(OPERATIONS)}.")
-    if array.dtype.name not in _REDUCIBLE or not array.dtype.isnative:
+    if dtype_name(array.dtype) not in _REDUCIBLE or not array.dtype.isnative:
         raise CollectiveError(
             f"an array of {array.dtype} cannot be reduced.",
             fix=f"Cast it to one of: {', '.join(_REDUCIBLE)}.",
@@ -49,7 +56,7 @@ def check_in_place(array: Array) -> None:
 def accumulator(array: Array) -> Array:
     """The flat buffer sums are made in: a view of the array, or a float32 copy of half types."""
     flat = array.reshape(-1)
-    return flat.astype(np.float32) if array.dtype.name in _HALF else flat
+    return flat.astype(np.float32) if dtype_name(array.dtype) in _HALF else flat
 
 
 def finish(values: Array, op: str, world_size: int) -> None:

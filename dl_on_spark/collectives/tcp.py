@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from dl_on_spark.collectives.authentication import Lane
@@ -100,6 +101,38 @@ class TcpBackend:
         if receive is not None:
             receive[1].finish()
 
+    def wait_beside(self, call: Call, peer: int, bell: int, idle_since: float, arrived: Callable[[], bool]) -> None:
+        """Sleep until the descriptor ``bell`` is readable or a peer says its last word; for shared memory.
+
+        What is awaited of ``peer`` comes another way (``arrived``). All frames of earlier calls have been
+        read, and ``peer`` does one thing after the other: a frame from it before that comes is of another call.
+        """
+        lane = self._data[peer]
+        self._block(call, {bell: select.POLLIN, lane.fileno(): select.POLLIN}, peer, idle_since)
+        try:
+            header = lane.recv(HEADER_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(call, peer, error)
+        if arrived():
+            return
+        if not header:
+            self._lost(call, peer, None)
+        if len(header) == HEADER_BYTES:
+            self.mismatch(call, peer, header)
+
+    def mismatch(self, call: Call, peer: int, header: bytes) -> NoReturn:
+        """Fail: ``peer`` is in the call that ``header`` says."""
+        theirs = describe_header(header)
+        self._fail(
+            call,
+            NoticeKind.FAILED,
+            peer,
+            f"rank {self._rank} is in {call} but rank {peer} sent {theirs}",
+            fix="All ranks must call the same collectives in the same order with the same sizes and types.",
+        )
+
     def close(self, reason: str | None) -> None:
         """Tell the peers that this rank leaves (or fails with ``reason``) and wake a waiting thread."""
         if not self._closing:
@@ -131,7 +164,7 @@ class TcpBackend:
         except OSError as error:
             self._lost(call, into.peer, error)
         except Unexpected as unexpected:
-            self._mismatch(call, into.peer, unexpected.header)
+            self.mismatch(call, into.peer, unexpected.header)
         if count == 0:
             self._lost(call, into.peer, None)
         return count
@@ -179,16 +212,6 @@ class TcpBackend:
         if notice.kind is NoticeKind.STALLED:
             self._stalled(call, peer, min(_GRACE_S, self._deadline_s / 10))
         self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=peer)
-
-    def _mismatch(self, call: Call, peer: int, header: bytes) -> NoReturn:
-        theirs = describe_header(header)
-        self._fail(
-            call,
-            NoticeKind.FAILED,
-            peer,
-            f"rank {self._rank} is in {call} but rank {peer} sent {theirs}",
-            fix="All ranks must call the same collectives in the same order with the same sizes and types.",
-        )
 
     def _stalled(self, call: Call, peer: int, grace: float) -> NoReturn:
         """Nothing moved in time. Each rank tells whom it waits for; the silent end of the chain is it."""

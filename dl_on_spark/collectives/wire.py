@@ -30,6 +30,7 @@ _KINDS = (
     "message",
     "alltoall",
     "shift",
+    "hosts",
 )
 _OPERATIONS = ("", *OPERATIONS)
 _ALGORITHMS = ("", *ALLREDUCE)

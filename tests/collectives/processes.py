@@ -15,8 +15,12 @@ from dl_on_spark.errors import DLOnSparkError
 SECRET = b"a secret of this run, 32 bytes.."
 
 
-def _child(pipe: Connection, connect: dict[str, Any], work: Callable, arguments: tuple) -> None:
+def _child(
+    pipe: Connection, connect: dict[str, Any], before: Callable | None, work: Callable, arguments: tuple
+) -> None:
     try:
+        if before is not None:
+            before(connect["rank"])
         with Communicator.connect(**connect) as comm:
             pipe.send(("ready", None))
             pipe.send(("done", work(comm, pipe, *arguments)))
@@ -27,7 +31,7 @@ def _child(pipe: Connection, connect: dict[str, Any], work: Callable, arguments:
 
 
 class Ranks:
-    """``world_size`` processes that meet and call ``work(comm, pipe, *arguments)``."""
+    """``world_size`` processes that call ``before(rank)``, meet and call ``work(comm, pipe, *arguments)``."""
 
     def __init__(
         self,
@@ -36,7 +40,9 @@ class Ranks:
         *arguments: Any,
         rendezvous: str | None = None,
         deadline_s: float = 30,
+        backend: str = "auto",
         algorithm: str = "auto",
+        before: Callable | None = None,
         secrets: list[bytes] | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
@@ -48,9 +54,9 @@ class Ranks:
             connect = {
                 "rank": rank, "world_size": world_size, "rendezvous": rendezvous, "host": "127.0.0.1",
                 "secret": secrets[rank] if secrets else SECRET,
-                "deadline_s": deadline_s, "algorithm": algorithm,
+                "deadline_s": deadline_s, "backend": backend, "algorithm": algorithm,
             }  # fmt: skip
-            process = context.Process(target=_child, args=(theirs, connect, work, arguments), daemon=True)
+            process = context.Process(target=_child, args=(theirs, connect, before, work, arguments), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from dl_on_spark.collectives import Communicator
 from dl_on_spark.collectives.algorithms import ALLREDUCE
 from dl_on_spark.errors import CollectiveError, DeadlineExceeded
-from tests.collectives.processes import SECRET, Ranks
+from tests.collectives.processes import Ranks
+from tests.collectives.threads import as_threads
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 SIZES = (0, 1, 5, 1000, 300_001)
@@ -61,9 +61,10 @@ def _everything(comm, pipe):
     return results
 
 
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_every_collective_is_right_and_bit_identical_on_all_ranks(world_size, tmp_path):
-    with Ranks(world_size, _everything, rendezvous=f"file://{tmp_path}/meet here") as ranks:
+def test_every_collective_is_right_and_bit_identical_on_all_ranks(world_size, tmp_path, backend):
+    with Ranks(world_size, _everything, rendezvous=f"file://{tmp_path}/meet here", backend=backend) as ranks:
         results = ranks.results()
     for (name, dtype, n, op), first in results[0].items():
         inputs = [_values(rank, dtype, n).astype(np.float64) for rank in range(world_size)]
@@ -81,8 +82,9 @@ def _count(comm, pipe):
     return comm.bytes_sent - before[0], comm.bytes_received - before[1]
 
 
-def test_bytes_are_counted_as_the_ring_s_formula_says():
-    with Ranks(2, _count) as ranks:
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_bytes_are_counted_as_the_ring_s_formula_says(backend):
+    with Ranks(2, _count, backend=backend) as ranks:
         assert ranks.results() == [(4_000_000, 4_000_000)] * 2
 
 
@@ -91,54 +93,34 @@ def test_half_types_are_summed_in_float32():
     def work(comm):
         return comm.allreduce(np.array([2048.0 if comm.rank == 0 else 1.0], np.float16))
 
-    values = _threads(3, work)
+    values = as_threads(3, work)
     assert [float(v[0]) for v in values] == [2050.0] * 3
 
 
-def _threads(world_size, work, **options):
-    """Ranks as threads over real sockets; an exception is returned in place of a result."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(world_size)]
-    peers = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-    results = [None] * world_size
-
-    def run(rank):
-        try:
-            with Communicator.from_listener(
-                listeners[rank], rank, peers, SECRET, **{"deadline_s": 20, **options}
-            ) as comm:
-                results[rank] = work(comm)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
-
-
-def test_ranks_that_call_different_collectives_all_raise_an_error_that_names_both():
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_ranks_that_call_different_collectives_all_raise_an_error_that_names_both(backend):
     def work(comm):
         if comm.rank == 0:
             comm.barrier()
         else:
             comm.allreduce(np.ones(100, np.float32))
 
-    for error in _threads(2, work):
+    for error in as_threads(2, work, backend=backend):
         assert type(error) is CollectiveError
         assert "barrier" in str(error)
         assert "float32[100]" in str(error)
 
 
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
 @pytest.mark.parametrize("sizes", [(100, 101, 100), (100_000, 100_000, 90_000)])
-def test_ranks_that_call_with_different_sizes_all_raise(sizes):
-    errors = _threads(3, lambda comm: comm.allreduce(np.ones(sizes[comm.rank], np.float32)))
+def test_ranks_that_call_with_different_sizes_all_raise(sizes, backend):
+    errors = as_threads(3, lambda comm: comm.allreduce(np.ones(sizes[comm.rank], np.float32)), backend=backend)
     assert all(type(error) is CollectiveError for error in errors), errors
     assert all(str(sizes[0]) in str(error) for error in errors)
 
 
-def test_after_a_failure_every_call_raises_the_first_error():
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_after_a_failure_every_call_raises_the_first_error(backend):
     def work(comm):
         try:
             comm.allreduce(np.ones(10 + comm.rank))
@@ -147,22 +129,24 @@ def test_after_a_failure_every_call_raises_the_first_error():
                 comm.barrier()
             return str(second.value) == str(first)
 
-    assert _threads(2, work) == [True, True]
+    assert as_threads(2, work, backend=backend) == [True, True]
 
 
-def test_a_rank_that_leaves_wakes_those_that_wait_for_it_with_its_reason():
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_a_rank_that_leaves_wakes_those_that_wait_for_it_with_its_reason(backend):
     def work(comm):
         if comm.rank == 1:
             raise ValueError("the table ended early")
         comm.barrier()
 
-    errors = _threads(3, work)
+    errors = as_threads(3, work, backend=backend)
     for rank in (0, 2):
         assert isinstance(errors[rank], CollectiveError)
         assert "rank 1 failed: ValueError: the table ended early" in str(errors[rank])
 
 
-def test_closing_from_another_thread_wakes_a_waiting_call():
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_closing_from_another_thread_wakes_a_waiting_call(backend):
     waiting = threading.Event()
 
     def work(comm):
@@ -174,10 +158,11 @@ def test_closing_from_another_thread_wakes_a_waiting_call():
             comm.barrier()
         return "woken"
 
-    assert _threads(2, work) == ["woken", "left"]
+    assert as_threads(2, work, backend=backend) == ["woken", "left"]
 
 
-def test_a_call_that_nobody_joins_ends_at_the_deadline_and_names_the_silent_rank():
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_a_call_that_nobody_joins_ends_at_the_deadline_and_names_the_silent_rank(backend):
     done = threading.Barrier(3)
 
     def work(comm):
@@ -187,7 +172,7 @@ def test_a_call_that_nobody_joins_ends_at_the_deadline_and_names_the_silent_rank
         finally:
             done.wait(20)
 
-    errors = _threads(3, work, deadline_s=1)
+    errors = as_threads(3, work, deadline_s=1, backend=backend)
     assert errors[1] is None
     for rank in (0, 2):
         assert isinstance(errors[rank], DeadlineExceeded)
@@ -199,7 +184,7 @@ def test_messages_larger_than_every_buffer_pass_both_ways_at_once():
         comm.algorithm = "recursive_doubling"
         return comm.allreduce(np.full(3_000_000, comm.rank + 1.0))
 
-    first, second = _threads(2, work)
+    first, second = as_threads(2, work)
     assert (first == 3).all()
     assert (second == 3).all()
 
@@ -213,7 +198,7 @@ def test_calls_may_come_from_several_threads_in_turn():
             thread.join(20)
         return values.tolist()
 
-    assert _threads(2, work) == [[8.0] * 4] * 2
+    assert as_threads(2, work) == [[8.0] * 4] * 2
 
 
 def test_what_cannot_be_reduced_is_refused_and_the_communicator_stays_whole():
@@ -232,7 +217,7 @@ def test_what_cannot_be_reduced_is_refused_and_the_communicator_stays_whole():
             comm.allgather_bytes(b"four", limit=3)
         return comm.allreduce(np.ones(())).item()
 
-    assert _threads(2, work) == [2.0, 2.0]
+    assert as_threads(2, work) == [2.0, 2.0]
 
 
 def test_unusable_arguments_say_the_way_out():

@@ -137,10 +137,11 @@ def _reduce_forever(comm, pipe, n=200_000):
         comm.allreduce(values)
 
 
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
 @pytest.mark.faults
 @pytest.mark.parametrize("n", [10, 2_000_000], ids=["small", "large"])
-def test_when_a_rank_is_killed_every_other_rank_raises_at_once_and_names_it(n):
-    with Ranks(4, _reduce_forever, n, deadline_s=100) as ranks:
+def test_when_a_rank_is_killed_every_other_rank_raises_at_once_and_names_it(n, backend):
+    with Ranks(4, _reduce_forever, n, deadline_s=100, backend=backend) as ranks:
         ranks.wait_ready()
         for rank in range(4):
             assert ranks.read(rank)[0] == "reducing"
@@ -152,10 +153,11 @@ def test_when_a_rank_is_killed_every_other_rank_raises_at_once_and_names_it(n):
             assert f"rank {rank} of 4, allreduce(float32[{n}]" in text
 
 
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
 @pytest.mark.faults
 @pytest.mark.parametrize("n", [10, 2_000_000], ids=["small", "large"])
-def test_when_a_rank_is_stopped_every_other_rank_raises_at_the_deadline_and_names_it(n):
-    with Ranks(4, _reduce_forever, n, deadline_s=3) as ranks:
+def test_when_a_rank_is_stopped_every_other_rank_raises_at_the_deadline_and_names_it(n, backend):
+    with Ranks(4, _reduce_forever, n, deadline_s=3, backend=backend) as ranks:
         ranks.wait_ready()
         for rank in range(4):
             assert ranks.read(rank)[0] == "reducing"
