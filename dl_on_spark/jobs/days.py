@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
-from dl_on_spark.lake import Snapshot
+from dl_on_spark.lake import Snapshot, Table, open_table
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,14 @@ class DaySplit:
     def holdout_filter(self, column: str) -> str:
         """`where` expression of the held-out days."""
         return _between(column, self.holdout_first, self.holdout_last)
+
+
+def day_tables(config: PipelineConfig, days: DaySplit) -> tuple[Table, Table]:
+    """The pipeline's table on the training days, and on the held-out ones."""
+    table = open_table(config.data_path(config.etl.table))
+    chosen = table if config.training.where is None else table.where(config.training.where)
+    column = config.date_column
+    return chosen.where(days.training_filter(column)), chosen.where(days.holdout_filter(column))
 
 
 def warn_of_days(snapshot: Snapshot, column: str, first: datetime.date, last: datetime.date) -> None:

@@ -6,8 +6,8 @@ import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from dl_on_spark.config import PipelineConfig
-from dl_on_spark.jobs.days import DaySplit, run_folder, warn_of_days
-from dl_on_spark.lake import Schema, open_table
+from dl_on_spark.jobs.days import DaySplit, day_tables, run_folder, warn_of_days
+from dl_on_spark.lake import Schema
 from dl_on_spark.training import Trainer
 from dl_on_spark.training.trainer import Resume
 
@@ -26,10 +26,7 @@ def run(
 ) -> dict[str, Any]:
     """Train on the pipeline's days, with the held-out days as validation; returns the run's key figures."""
     training, days = config.training, DaySplit.of(config, date)
-    table = open_table(config.data_path(config.etl.table))
-    chosen = table if training.where is None else table.where(training.where)
-    train_rows = chosen.where(days.training_filter(config.date_column))
-    held_out = chosen.where(days.holdout_filter(config.date_column))
+    train_rows, held_out = day_tables(config, days)
     warn_of_days(train_rows.snapshot(spark), config.date_column, days.first, days.last)
     warn_of_days(held_out.snapshot(spark), config.date_column, days.holdout_first, days.holdout_last)
     trainer = Trainer(

@@ -48,7 +48,7 @@ class MeasureJob:
 
 @dataclass(frozen=True)
 class Timed:
-    """A case: ``rows`` of one worker's step, its mean ``seconds``, standard deviation over mean (``spread``) of one
+    """A case: ``rows`` of one worker's step, its median ``seconds``, standard deviation over mean (``spread``) of one
     step, and ``busy``: processor seconds of this worker per second."""
 
     rows: float
@@ -159,14 +159,13 @@ class _Clock:
         return Timed(rows, sync, statistics.median(each), middle / mean * full**0.5, busy)
 
 
-def _shape(job: MeasureJob) -> dict[str, float] | None:
+def _shape(job: MeasureJob) -> dict[str, Any] | None:
     """The model's structure, or None where its layers do not tell it."""
     model = build(load_model_builder(job.model), Schema.from_dict(job.schema), alone=True)
     try:
-        shape = Shape.of(work_of(model, batch=1))
+        return vars(Shape.of(work_of(model, batch=1), _slots(model)))
     except ValueError:
         return None
-    return {**vars(shape), "slots": _slots(model)}
 
 
 def _slots(model: keras.Model) -> int:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dl_on_spark.collectives import shared
 from dl_on_spark.collectives.algorithms import ALLREDUCE
 from dl_on_spark.concurrency import communication as cost
 from dl_on_spark.concurrency.communication import Cost, Link
@@ -74,6 +75,10 @@ def test_hierarchical_in_its_limits(size: float, lg_hosts: int, lg_inside: int, 
 
 
 @given(st.lists(st.floats(0, 1e8), min_size=1, max_size=9), st.floats(0, 1), links)
+def test_shared_memory_changes_its_way_where_the_collectives_do() -> None:
+    assert 2 * shared.DIRECT_BYTES == cost.AT_ONCE_BYTES
+
+
 def test_hidden_and_exposed_communication_add_up(buckets: list[float], backward: float, link: Link) -> None:
     def exchange(size: float) -> float:
         return cost.ring(size, 4, link).seconds
