@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-
 AT_ONCE_BYTES = 128 << 10
 """Where workers that share memory change from few steps to few bytes (``collectives.shared``)."""
 

@@ -75,10 +75,6 @@ def test_hierarchical_in_its_limits(size: float, lg_hosts: int, lg_inside: int, 
 
 
 @given(st.lists(st.floats(0, 1e8), min_size=1, max_size=9), st.floats(0, 1), links)
-def test_shared_memory_changes_its_way_where_the_collectives_do() -> None:
-    assert 2 * shared.DIRECT_BYTES == cost.AT_ONCE_BYTES
-
-
 def test_hidden_and_exposed_communication_add_up(buckets: list[float], backward: float, link: Link) -> None:
     def exchange(size: float) -> float:
         return cost.ring(size, 4, link).seconds
@@ -106,3 +102,7 @@ def test_messages_and_bytes_are_those_of_our_algorithms(name: str, world: int) -
     expected = cost.ALLREDUCE[name](size, world, SLOW)
     assert max(len(of_rank) for of_rank in sends) == expected.messages
     assert max(sum(span.stop - span.start for span in of_rank) for of_rank in sends) == expected.bytes
+
+
+def test_shared_memory_changes_its_way_where_the_collectives_do() -> None:
+    assert 2 * shared.DIRECT_BYTES == cost.AT_ONCE_BYTES
