@@ -8,6 +8,7 @@ overrides one entry; the value is read as YAML.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.yaml_text import load_yaml
-
 
 _WHOLE = 2**31 - 1  # what fits a signed 32-bit integer: no count here is more
 Count = Annotated[int, Field(gt=0, le=_WHOLE)]
@@ -56,7 +56,9 @@ class SourceConfig(_Section):
         default=None,
         description="hive partition column (one folder a day) that limits the read to the days asked for",
     )
-    lookback_days: int = Field(default=0, ge=0, le=36_500, description="days before the first day that the transform needs")
+    lookback_days: int = Field(
+        default=0, ge=0, le=36_500, description="days before the first day that the transform needs"
+    )
 
 
 class EtlConfig(_Section):
@@ -82,9 +84,7 @@ class TrainingConfig(_Section):
     epochs: Count = 3
     seed: int = Field(default=7, ge=0, lt=2**32)
     days: Count = Field(default=90, description="days trained on, before the held-out ones")
-    holdout_days: Count = Field(
-        default=7, description="last days up to --date: validation and gate, never trained on"
-    )
+    holdout_days: Count = Field(default=7, description="last days up to --date: validation and gate, never trained on")
     where: str | None = None
     checkpoint_dir: str = "checkpoints"
     checkpoint_every: Count | None = Field(default=None, description="steps; epoch ends always")
@@ -153,11 +153,9 @@ class PipelineConfig(_Section):
         }
         sources = {f"etl.sources.{name}.path": source.path for name, source in self.etl.sources.items()}
         folders = {entry: _normal(self.data_path(path)) for entry, path in {**written, **sources}.items()}
-        for entry in folders:
-            for other, folder in folders.items():
-                shared = other != entry and folder.startswith(folders[entry])
-                if shared and (entry in written or other in written):
-                    raise ValueError(f"{entry} and {other} share the folder {folders[entry]}; give each its own")
+        for (entry, folder), (other, below) in itertools.permutations(folders.items(), 2):
+            if below.startswith(folder) and (entry in written or other in written):
+                raise ValueError(f"{entry} and {other} share the folder {folder}; give each its own")
         return self
 
     def data_path(self, path: str) -> str:
