@@ -220,7 +220,7 @@ class _Worker:
 
 
 def _scratch_root() -> str | None:
-    """A folder that Spark removes when the executor is gone, also where this task is killed; None where there is none."""
+    """A folder that Spark removes when the executor is gone, even if this task is killed; None without one."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return folder if folder and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
