@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dl_on_spark.config import PipelineConfig
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 # Applied only where neither spark-submit nor pipeline.yaml says otherwise.
@@ -28,10 +29,9 @@ _DEFAULTS = {
 @contextmanager
 def spark_session(config: PipelineConfig | None, name: str) -> Iterator[SparkSession]:
     """A session for one job, stopped at the end; without spark-submit it is `local[*]`."""
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    given = SparkConf()  # what spark-submit and spark-defaults.conf set
+    given = _given()
     builder = SparkSession.builder.appName(name if config is None else f"{config.name} {name}")
     if not given.contains("spark.master"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -50,3 +50,13 @@ def spark_session(config: PipelineConfig | None, name: str) -> Iterator[SparkSes
         yield session
     finally:
         session.stop()
+
+
+def _given() -> SparkConf:
+    """What spark-submit was told, spark-defaults.conf included; empty where this program runs without it."""
+    from pyspark import SparkConf, SparkContext
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Its settings lie in the JVM that it started: until we are connected to that, a SparkConf is empty.
+        SparkContext._ensure_initialized()
+    return SparkConf()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import math
 import os
 from collections.abc import Iterable
 from functools import cached_property
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
 Role = Literal["feature", "label", "weight", "key", "partition"]
 _DEFAULT_OOV = 1
+_DTYPES = {
+    "bool",
+    "string",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+}
 
 
 class Checks(BaseModel):
@@ -63,7 +70,7 @@ class Field(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: str = PydanticField(min_length=1)
     type: str
     nullable: bool = True
     role: Role | None = None
@@ -82,6 +89,20 @@ class Field(BaseModel):
             ddl.arrow_type(value)
         except SchemaError as error:
             raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("shape")
+    @classmethod
+    def _sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and min(value, default=1) < 1:
+            raise ValueError(f"a size of {min(value)}; the rows are not part of a shape")
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: str | None) -> str | None:
+        if value is not None and value not in _DTYPES:
+            raise ValueError(f"{value!r} is none; known: {', '.join(sorted(_DTYPES))}")
         return value
 
     @field_validator("preprocess")
@@ -104,17 +125,24 @@ class Field(BaseModel):
             raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
         if self.checks.regex is not None and not scalar_text:
             raise ValueError(f"checks.regex needs text, not {self.type}")
-        if isinstance(self.nulls, dict) and not _fills(self.nulls["fill"], element):
-            raise ValueError(f"nulls.fill: {_shown(self.nulls['fill'])} is no value of type {self.type}")
-        for name, values in (
-            ("min", (self.checks.min,)),
-            ("max", (self.checks.max,)),
-            ("in", self.checks.one_of or ()),
-        ):
-            for value in values:
-                if value is not None and not _comparable(value, kind):
-                    raise ValueError(f"checks.{name}: {_shown(value)} is no value of type {self.type}")
+        if self.dtype is not None and self.codec is None and number == (self.dtype == "string"):
+            raise ValueError(f"dtype {self.dtype} is none that {self.type} can be fed as")
+        if self.role == "weight" and (not number or self.shape):
+            raise ValueError(f"a weight is one number a row, not {self.type}")
+        if isinstance(self.nulls, dict) and not _fills(self.nulls.get("fill"), element):
+            raise ValueError(f"nulls.fill: {_shown(self.nulls.get('fill'))} is no value of type {self.type}")
+        self._check_checks(kind)
         return self
+
+    def _check_checks(self, kind: pa.DataType) -> None:
+        low, high, allowed = self.checks.min, self.checks.max, self.checks.one_of
+        given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
+        for name, value in (*given, *(("in", value) for value in allowed or ())):
+            if not _comparable(value, kind):
+                raise ValueError(f"checks.{name}: {_shown(value)} is no value of type {self.type}")
+        nothing = allowed is not None and not allowed
+        if nothing or (isinstance(low, float) and isinstance(high, float) and low > high):
+            raise ValueError("checks: no value passes (in: [], or min above max)")
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -178,6 +206,15 @@ class Schema:
         self.fields = tuple(fields)
         self.source = source
         self._by_name = {field.name: field for field in self.fields}
+        for field in self.fields:
+            if field.nulls == "indicator" and f"{field.name}_is_null" in self._by_name:
+                raise SchemaError(
+                    f"{source}: field '{field.name}_is_null' has the name of the indicator of {field.name!r}.",
+                    fix="Rename that column, or give the other one nulls: {fill: VALUE}.",
+                )
+        weights = [field.name for field in self.with_role("weight")]
+        if len(weights) > 1:
+            raise SchemaError(f"{source}: the weights {', '.join(weights)}.", fix="Give one field `role: weight`.")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
@@ -320,7 +357,9 @@ class Schema:
         return inputs_of(self)
 
 
-def _field(name: str, spec: Any, source: str) -> Field:
+def _field(name: object, spec: Any, source: str) -> Field:
+    if name is None or isinstance(name, bool):  # YAML's own words: null, on, off, yes, no
+        raise SchemaError(f"{source}: YAML reads a field's name as {name!r}.", fix="Quote the name.")
     if not isinstance(spec, dict):
         raise SchemaError(f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}")
     odd = [key for key in spec if not isinstance(key, str)]
@@ -357,6 +396,8 @@ def _fills(value: Any, kind: pa.DataType) -> bool:
     kind = ddl.element_type(kind)
     try:
         found = ddl.scalar(value, kind).as_py()
+        if isinstance(found, float) and not math.isfinite(found):
+            return False
         # Arrow would cut the fraction of a number off.
         return found is not None and (found == value or not pa.types.is_integer(kind))
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
@@ -374,7 +415,8 @@ def _comparable(value: Any, kind: pa.DataType) -> bool:
             return False
     if pa.types.is_string(kind):
         return isinstance(value, str)
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not pa.types.is_nested(kind)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and not pa.types.is_nested(kind)
+    return number and math.isfinite(value)
 
 
 def _dtype(kind: pa.DataType) -> str:
