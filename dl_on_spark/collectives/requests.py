@@ -171,9 +171,9 @@ class Answers:
         """Peers that have left, died or sent what is no request."""
 
     @property
-    def sending(self) -> bool:
-        """Whether an answer is still on its way out."""
-        return bool(self._out)
+    def unsent(self) -> list[int]:
+        """Peers whose answer has not left whole."""
+        return sorted(self._out)
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, memoryview]]:
         """Requests that have come whole, by peer; empty after `wake`, when somebody left, or after the time.

@@ -87,13 +87,13 @@ class ShardServer:
         while not self._stopped:
             count = self._count
             if count is not None:
-                if self._clocks.all_at(count) and not self._answers.sending:
+                if self._clocks.all_at(count) and not self._answers.unsent:
                     return
                 self._absent = next((p for p in self._answers.gone if self._clocks.clock(p) < count), None)
                 if self._absent is not None:
                     return
                 if time.monotonic() - last > self._requests.patience_s:
-                    self._late = self._clocks.slowest()
+                    self._late = self._answers.unsent[0] if self._clocks.all_at(count) else self._clocks.slowest()
                     return
             wait_s = None if count is None else max(0.0, last + self._requests.patience_s - time.monotonic())
             for worker, request in self._answers.wait(wait_s):
