@@ -14,6 +14,7 @@ __all__ = [
     "ElasticAveraging",
     "Gossip",
     "LocalSGD",
+    "ParameterServer",
     "Schema",
     "Trainer",
     "TrainingResult",
@@ -26,6 +27,7 @@ _EXPORTS = {
     "ElasticAveraging": "dl_on_spark.sync",
     "Gossip": "dl_on_spark.sync",
     "LocalSGD": "dl_on_spark.sync",
+    "ParameterServer": "dl_on_spark.sync",
     "Schema": "dl_on_spark.lake",
     "Trainer": "dl_on_spark.training",
     "TrainingResult": "dl_on_spark.training",
@@ -35,7 +37,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
-    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD
+    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer
     from dl_on_spark.training import Trainer, TrainingResult
 
 
