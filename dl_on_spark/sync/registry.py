@@ -59,6 +59,8 @@ def _value(option: str, text: str, whole: str) -> Any:
         return None
     if option in {"compress", "topology"}:
         return text
+    if option == "noise_scale" and text in {"true", "false"}:
+        return text == "true"
     match = _CALL.fullmatch(text)
     if option == "every" and match and match[2] is not None:
         schedule = _known(match[1], SCHEDULES, f"sync {whole!r}: schedule")

@@ -36,10 +36,10 @@ Resume = Literal["auto", "never", "must"]
 class Trainer:
     """Trains a Keras model on a table with ``num_workers`` workers.
 
-    ``model``: ``"module:function"`` or a callable that returns a compiled `keras.Model`; it gets the
-    schema if it has a parameter of that name. ``sync``: a strategy, or its text such as
-    ``"local_sgd:every=16"``. ``checkpoint_dir``: the folder of this run, which driver and executors can
-    write. ``max_restarts``: how often a failed run is started again from its last checkpoint.
+    ``model``: ``"module:function"`` or a callable that returns a compiled `keras.Model`; it gets ``schema``,
+    ``global_batch_size`` and ``steps_per_epoch`` if it has a parameter of that name. ``sync``: a strategy, or
+    its text such as ``"local_sgd:every=16"``. ``checkpoint_dir``: the folder of this run, which driver and
+    executors can write. ``max_restarts``: how often a failed run is started again from its last checkpoint.
     ``deadline_s``: longest silence of a worker. ``checkpoint_every``: steps between checkpoints inside an
     epoch (epoch ends always have one).
     """

@@ -101,7 +101,7 @@ class _Worker:
         job, rank, world = self._job, self._rank, self._world
         schema = Schema.from_dict(job.schema)
         keras.utils.set_random_seed(job.seed)
-        model = self._model = build(load_model_builder(job.model), schema, alone=world == 1)
+        model = self._model = build(load_model_builder(job.model), schema, self._plan, alone=world == 1)
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
             deadline_s = self._context.deadline_s
