@@ -17,6 +17,7 @@ from dl_on_spark.training import state
 from tests.training.worlds import alone, build, fit, weights
 
 EPOCHS = 2
+SYNCHRONOUS = Allreduce()
 REFUSED: dict[str, SyncStrategy] = {
     "local": LocalSGD(every=4),
     "post-local": LocalSGD(every=6, start_at=2),
@@ -61,7 +62,7 @@ def run(comm: Communicator, pipe: Connection) -> dict[Any, Any]:
         found[name] = value
         pipe.send(("done with", str(name)))
 
-    def trained(among: Communicator, optimizer: Any, strategy: SyncStrategy = Allreduce(), **options: Any) -> Any:
+    def trained(among: Communicator, optimizer: Any, strategy: SyncStrategy = SYNCHRONOUS, **options: Any) -> Any:
         model = build(optimizer, **options)
         fit(among, model, strategy, epochs=EPOCHS)
         return weights(model)

@@ -14,7 +14,12 @@ from tests.training.worlds import PLAN, build
 
 Found = list[dict[Any, Any]]
 STEPS = 2 * PLAN.steps_per_epoch
-UPDATES = {"accumulating": 4, "accumulating, clipped": 4, "accumulating to an epoch's end": 2, "accumulating, scaled": 4}
+UPDATES = {
+    "accumulating": 4,
+    "accumulating, clipped": 4,
+    "accumulating to an epoch's end": 2,
+    "accumulating, scaled": 4,
+}
 NAMES = ["clipnorm", "clipvalue", "global_clipnorm", "lars", "lamb", *UPDATES]
 
 

@@ -52,7 +52,13 @@ codecs = (
 )
 
 
-@given(local | elastic | gossip | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs))
+@given(
+    local
+    | elastic
+    | gossip
+    | st.builds(Allreduce, noise_scale=st.booleans())
+    | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs)
+)
 def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
     assert parse_sync(str(strategy)) == strategy
     assert parse_sync(strategy) is strategy
@@ -65,6 +71,8 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         (" local_sgd ", LocalSGD()),
         ("allreduce:compress=none", Allreduce()),
         ("allreduce:compress=fp16", Allreduce(compress=CODECS["fp16"]())),
+        ("allreduce:noise_scale=true", Allreduce(noise_scale=True)),
+        ("allreduce:noise_scale=false", Allreduce()),
         ("allreduce:compress=topk", Allreduce(compress=TopK(0.01))),
         ("allreduce:bucket_mb=4,compress=dgc(0.01, 0.9)", Allreduce(bucket_mb=4, compress=DGC(0.01, 0.9))),
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
@@ -113,6 +121,9 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("gossip:topology=1", "'1' is unknown"),
         ("gossip:every=0.5", "every=0.5"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
+        ("allreduce:noise_scale=1", "noise_scale=1"),
+        ("allreduce:noise_scale=true,compress=fp16", "noise_scale with compress=fp16"),
+        ("local_sgd:every=true", "every=true is not a number"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],
 )
