@@ -59,6 +59,7 @@ class TrainingConfig(_Section):
     global_batch_size: PositiveInt = Field(default=4096, description="rows per optimizer step over all workers")
     epochs: PositiveInt = 3
     seed: int = 7
+    class_weight: dict[int, float] | None = Field(default=None, description="weight of a row by its label's class")
     days: PositiveInt = Field(default=90, description="days trained on, before the held-out ones")
     holdout_days: PositiveInt = Field(
         default=7, description="last days up to --date: validation and gate, never trained on"

@@ -30,12 +30,18 @@ def load_model_builder(reference: str | Callable[..., Any]) -> Callable[..., Any
 
 
 def build(
-    builder: Callable[..., Any], schema: Schema, plan: SamplePlan | None = None, *, alone: bool = False
+    builder: Callable[..., Any],
+    schema: Schema,
+    plan: SamplePlan | None = None,
+    *,
+    alone: bool = False,
+    weighted: bool = False,
 ) -> keras.Model:
     """Call the builder, with ``schema``, ``global_batch_size`` and ``steps_per_epoch`` where it has such a parameter.
 
     Raises `ModelError` when it raises, with its file and line, and unless it gives a compiled `keras.Model`
     whose loss is a mean over rows; a worker that is ``alone`` has nothing to average, and any loss will do.
+    ``weighted``: rows have weights that are in no field of the schema.
     """
     known: dict[str, Any] = {"schema": schema}
     if plan is not None:
@@ -72,7 +78,7 @@ def build(
             fix="Give one field `role: label`.",
         )
     refused = {"sum", "none", None}
-    if schema.weight is not None:
+    if schema.weight is not None or weighted:
         refused.add("mean_with_sample_weight")  # divides by the rank's weights, not by its rows
     for loss in [] if alone else keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
