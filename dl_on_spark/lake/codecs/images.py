@@ -42,7 +42,7 @@ class Images:
         """The image file of one array."""
         file = io.BytesIO()
         options = {"quality": _QUALITY} if self.format == "jpeg" else {}
-        _pillow().fromarray(np.ascontiguousarray(values, dtype)).save(file, self.format.upper(), **options)
+        _pillow().fromarray(np.asarray(values, dtype, order="C")).save(file, self.format.upper(), **options)
         return file.getvalue()
 
 

@@ -10,6 +10,7 @@ import io
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from dl_on_spark.lake.codecs.cells import BadCell, Cells, Target
 Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 10_000  # what numpy itself reads
+# What numpy's header parser raises for bytes that are none.
+_UNREADABLE = (ValueError, SyntaxError, TypeError, LookupError, EOFError, TokenError, MemoryError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def header_of(row: int, cell: memoryview) -> Header:
     """The header of an .npy file. Raises `BadCell` where it is none, or of an object array."""
     try:
         header = _parsed(bytes(cell[: _header_length(bytes(cell[:12]))]))
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, EOFError) as error:
+    except _UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise BadCell(row, f"no .npy: {reason or type(error).__name__}") from error
     if header.dtype.hasobject:
@@ -87,7 +90,7 @@ def header_of(row: int, cell: memoryview) -> Header:
 def encode(values: Array, dtype: np.dtype[Any]) -> bytes:
     """The .npy file of one array."""
     file = io.BytesIO()
-    np.save(file, np.ascontiguousarray(values, dtype), allow_pickle=False)
+    np.save(file, np.asarray(values, dtype, order="C"), allow_pickle=False)
     return file.getvalue()
 
 

@@ -28,7 +28,7 @@ def decode(cells: Cells, target: Target) -> None:
 def encode(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     """The .npz file of one array."""
     file = io.BytesIO()
-    np.savez_compressed(file, arr=np.ascontiguousarray(values, dtype))
+    np.savez_compressed(file, arr=np.asarray(values, dtype, order="C"))
     return file.getvalue()
 
 
