@@ -6,8 +6,8 @@
 Numbers and text: a plain Parquet table (17 columns, three of text). petastorm's documented recipe for TensorFlow is
 `make_petastorm_dataset(make_batch_reader(...)).unbatch().shuffle().batch()`; it is so slow that only its first rows
 are timed. Tensors: a table of petastorm's Unischema with a 32x32x3 float32 `NdarrayCodec` column and an int64, which
-`make_reader` reads row by row. Ours is a full shuffle in both. Rates are medians of alternating rounds, ratios medians of each
-round's; "processor" is the ratio of rows per second of processor time (all threads), which is
+`make_reader` reads row by row. Ours is a full shuffle in both. Rates are medians of alternating rounds, ratios
+medians of each round's; "processor" is the ratio of rows per second of processor time (all threads), which is
 steadier on a busy machine. petastorm's pool of processes is left out: it was the slowest, and times out when busy.
 """
 

@@ -47,8 +47,13 @@ def field_spec(column: pa.Field) -> dict[str, Any] | None:
     if shape:
         return {"type": f"array<{ddl}>", "shape": shape}
     # A Unischema's uint8 lies in an int32: the tensor is of the narrower type, which is checked.
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return {"type": ddl, "dtype": tensor.dtype} if tensor and number and tensor.dtype in TENSOR_DTYPES else {"type": ddl}
+    if (
+        tensor is not None
+        and tensor.dtype in TENSOR_DTYPES
+        and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    ):
+        return {"type": ddl, "dtype": tensor.dtype}
+    return {"type": ddl}
 
 
 def missing_for(column: pa.Field) -> str:
@@ -57,7 +62,8 @@ def missing_for(column: pa.Field) -> str:
     if tensor is not None and tensor.encoded:
         if tensor.dtype not in TENSOR_DTYPES:
             return f"{tensor.dtype} has no tensor: write the column in another type"
-        return f"type: binary, codec: {tensor.codec}, dtype: {tensor.dtype}, its shape, and pad: VALUE where sizes differ"
+        stored = f"type: binary, codec: {tensor.codec}, dtype: {tensor.dtype}"
+        return f"{stored}, its shape, and pad: VALUE where sizes differ"
     if is_vector(kind):
         return "type: vector and shape: [size]"
     if pa.types.is_struct(kind):

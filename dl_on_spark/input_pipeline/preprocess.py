@@ -253,8 +253,8 @@ def _check_feedable(field: Field) -> None:
     if problem is not None:
         raise SchemaError(
             f"Field {field.name!r} {problem}.",
-            fix="Give lists, vectors and encoded tensors their `shape`, and those of several sizes a `pad` value too; or "
-            "give the field no role.",
+            fix="Give lists, vectors and encoded tensors their `shape`, and those of several sizes a `pad` value too; "
+            "or give the field no role.",
         )
 
 

@@ -168,7 +168,7 @@ class RankReader:
         try:
             columns = self.preprocessor.apply_encoded(table, source=self._name(window.segments[0].group))
         except SchemaError:
-            for segment in window.segments:  # which of them it is; whole row groups, so that rows count from their start
+            for segment in window.segments:  # which of them it is; in whole row groups rows count from the start
                 whole = groups.table(segment.group)
                 self.preprocessor.apply_encoded(whole, source=self._name(segment.group))
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,8 @@ def _numpy_type(field: Field) -> Any:
         return np.str_
     if pa.types.is_binary(kind) and field.shape is None:
         return np.bytes_
+    if pa.types.is_decimal(kind):
+        return Decimal
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return np.datetime64
     return np.dtype(field.dtype or ("float32" if pa.types.is_binary(kind) else kind.to_pandas_dtype())).type

@@ -73,9 +73,7 @@ def load(data: bytes, allowed: Callable[[Global], bool]) -> Any:
     raise PickleError("it is damaged (no end)")
 
 
-def _step(
-    name: str, argument: Any, stack: list[Any], memo: dict[int, Any], allowed: Callable[[Global], bool]
-) -> None:
+def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], allowed: Callable[[Global], bool]) -> None:
     if name in {"PROTO", "FRAME"}:
         return
     if name in _LITERALS:

@@ -313,7 +313,10 @@ class Schema:
                     f"{uri}: column {name!r} has type {kind}; {self.source} asks for {field.type}.",
                     fix="Correct `type` in the schema, or write the column with that type.",
                 )
-            asked = difference(found, field.codec, *reversed(field.tensor_spec()), padded=field.pad is not None)
+            if field.codec not in TENSOR_CODECS:
+                continue
+            shape, dtype = field.tensor_spec()
+            asked = difference(found, field.codec, dtype, shape, padded=field.pad is not None)
             if asked is not None:
                 raise SchemaError(
                     f"{uri}: column {name!r} holds {TensorColumn.of(found)}; {self.source} asks for {asked}.",

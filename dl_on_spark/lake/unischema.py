@@ -126,10 +126,9 @@ def _field(value: Any) -> UnischemaField:
     if _class_of(value) != "UnischemaField":
         raise TypeError(f"a field is of {_class_of(value)}")
     # How a named tuple is made: class(*values), or by way of tuple(values), or of its name and the names of its values.
-    values = {"_reconstructor": lambda: value.args[2], "_restore": lambda: value.args[2]}.get(
-        value.of.name, lambda: value.args
-    )()
-    name, dtype, shape, codec, nullable = (*values, *(None, False)[len(values) - 3 :])
+    values: tuple[Any, ...] = value.args[2] if value.of.name in {"_reconstructor", "_restore"} else value.args
+    defaults: tuple[Any, ...] = (None, False)  # of codec and nullable
+    name, dtype, shape, codec, nullable = values + defaults[len(values) - 3 :]
     sizes = tuple(None if size is None else int(size) for size in shape)
     return UnischemaField(str(name), _dtype(dtype), sizes, _codec(codec), bool(nullable))
 

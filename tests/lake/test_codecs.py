@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -80,12 +81,13 @@ def test_smaller_tensors_are_padded_and_larger_ones_refused() -> None:
     spec = TensorSpec("ndarray", "int16", (2, 3), pad=7)
     found = codecs.decode(pa.array(cells, pa.binary()), spec, "x").to_pylist()
     assert found == [1, 1, 7, 7, 7, 7, *[None] * 6, *[7] * 6, *[1] * 6]
-    with pytest.raises(SchemaError, match=r"Column 'x', row 3: a tensor of shape \[2, 3\] .* asks for \[2, 2\] at most"):
+    with pytest.raises(SchemaError, match=r"Column 'x', row 3: a tensor .*\[2, 3\] .* asks for \[2, 2\] at most"):
         decoded(cells, TensorSpec("ndarray", "int16", (2, 2), pad=0))
 
 
 GOOD = npy(np.zeros((2, 3), np.float32))
-ARCHIVE = codecs.encode([np.zeros((2, 3), np.float32)], TensorSpec("compressed_ndarray", "float32", (2, 3)), "")[0].as_py()
+NPZ = TensorSpec("compressed_ndarray", "float32", (2, 3))
+ARCHIVE = codecs.encode([np.zeros((2, 3), np.float32)], NPZ, "")[0].as_py()
 
 
 def archive(name: str, data: bytes) -> bytes:
@@ -104,7 +106,7 @@ def archive(name: str, data: bytes) -> bytes:
         ("ndarray", GOOD[:7], "no .npy"),
         ("ndarray", b"", "no .npy"),
         ("ndarray", b"PK\x03\x04" + GOOD, "no .npy: it begins with"),
-        ("ndarray", npy(np.zeros((3, 2), np.float32)), r"a tensor of shape \[3, 2\] where the schema asks for \[2, 3\]"),
+        ("ndarray", npy(np.zeros((3, 2), np.float32)), r"a tensor of shape \[3, 2\] where .* \[2, 3\]"),
         ("ndarray", npy(np.zeros((2, 3))), "a tensor of float64 where the schema asks for float32"),
         ("ndarray", npy(np.array([["a", "b", "c"]] * 2)), "a tensor of <U1"),
         ("ndarray", npy(np.array([[{}] * 3] * 2, object)), "an object array, which only unpickling could read"),
@@ -170,12 +172,12 @@ def test_images_of_other_kinds_are_refused(cell: bytes, said: str) -> None:
 
 def test_a_colour_png_of_16_bits_is_refused_because_pillow_would_cut_its_values() -> None:
     head = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1).to_bytes(4, "big") * 2 + b"\x10\x02\0\0\0"
-    import zlib
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
-    cell = head + zlib.crc32(head[12:]).to_bytes(4, "big") + chunk(b"IDAT", zlib.compress(b"\0" * 7)) + chunk(b"IEND", b"")
+    cell = head + zlib.crc32(head[12:]).to_bytes(4, "big")
+    cell += chunk(b"IDAT", zlib.compress(b"\0" * 7)) + chunk(b"IEND", b"")
     with pytest.raises(SchemaError, match="a colour image of 16 bits a channel; 8 can be read"):
         decoded([cell], TensorSpec("png", "uint8", (1, 1, 3)))
 

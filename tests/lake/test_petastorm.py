@@ -64,8 +64,9 @@ def test_tensors_of_several_sizes_are_padded_and_absent_ones_follow_the_policy()
     found = read(schema=schema_of(VARIABLE))
     for i in range(4):
         series, points = RECORDED[f"series.{i}"], RECORDED[f"points.{i}"]
-        assert np.array_equal(found["series"][i, : len(series)], series) and (found["series"][i, len(series) :] == -1).all()
-        assert np.array_equal(found["points"][i, : len(points)], points) and (found["points"][i, len(points) :] == 9).all()
+        assert found["series"][i].tolist() == [*series, *[-1] * (4 - len(series))]
+        assert np.array_equal(found["points"][i, : len(points)], points)
+        assert (found["points"][i, len(points) :] == 9).all()
         there = f"sometimes.{i}" in RECORDED
         assert np.array_equal(found["sometimes"][i], RECORDED[f"sometimes.{i}"] if there else [0, 0])
         assert (found["sometimes_is_null"][i] == (0 if there else 1)).all()
@@ -157,7 +158,7 @@ def test_metadata_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
     table = copy(tmp_path)
     for file in table.rglob("*.parquet"):
         pq.write_table(pq.read_table(file, partitioning=None).drop_columns(["matrix"]), file)
-    with pytest.raises(TableError, match="Unischema 'AllCodecs' has a field 'matrix', and the files have no such column"):
+    with pytest.raises(TableError, match="Unischema 'AllCodecs' has a field 'matrix', and the files have no"):
         open_table(table).snapshot()
     (table / "_common_metadata").write_bytes(b"PAR1 is not all")
     with pytest.raises(TableError, match="_common_metadata cannot be read"):

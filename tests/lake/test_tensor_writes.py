@@ -82,7 +82,8 @@ def test_tensors_of_a_plain_table_are_fed_by_the_schema_alone(tmp_path: Path) ->
     rows = pq.read_table(tmp_path / "t" / "part-00000.parquet", columns=["x"])
     pq.write_table(rows, tmp_path / "plain.parquet")
     field = {"type": "binary", "codec": "ndarray", "shape": [2, 3], "role": "feature"}
-    (batch,) = open_table(tmp_path / "plain.parquet").batches(9, Schema.from_dict({"name": "t", "fields": {"x": field}}))
+    right = Schema.from_dict({"name": "t", "fields": {"x": field}})
+    (batch,) = open_table(tmp_path / "plain.parquet").batches(9, right)
     assert np.array_equal(batch["x"], next(batches())["x"])
     wrong = Schema.from_dict({"name": "t", "fields": {"x": {**field, "shape": [3, 2]}}})
     with pytest.raises(SchemaError, match=r"Column 'x' of .*plain\.parquet, row group 0, row 0: a tensor of shape"):
@@ -128,5 +129,5 @@ def test_entries_that_fit_no_codec_are_refused(spec: dict[str, Any], said: str) 
 def test_a_field_of_a_schema_with_a_codec_and_no_shape_is_not_fed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": pa.array([b"x"])}), tmp_path / "t.parquet")
     schema = Schema.from_dict({"name": "t", "fields": {"x": {"type": "binary", "codec": "ndarray", "role": "feature"}}})
-    with pytest.raises(SchemaError, match="'x' is encoded .ndarray. without a shape"):
+    with pytest.raises(SchemaError, match=r"'x' is encoded .ndarray. without a shape"):
         next(open_table(tmp_path / "t.parquet").batches(1, schema))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pickle
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_names_beside_those_of_a_unischema_are_refused_even_in_its_packages(name
 
 def test_a_dotted_name_is_no_way_around() -> None:
     sneaky = b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93."
-    with pytest.raises(TableError, match="it names numpy.dtype.__class__"):
+    with pytest.raises(TableError, match=r"it names numpy\.dtype\.__class__"):
         read_unischema(sneaky, "t")
 
 
@@ -108,17 +109,17 @@ def test_a_damaged_pickle_is_an_error_and_nothing_else(data: st.DataObject) -> N
     broken = bytearray(stored())
     for _ in range(data.draw(st.integers(1, 3))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(TableError):
         read_unischema(bytes(broken[: data.draw(st.integers(0, len(broken)))]), "t")
-    except TableError:
-        pass
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.text(),
-    lambda inner: st.lists(inner).map(tuple)
-    | st.dictionaries(st.text(), inner)
-    | st.builds(Instance, st.just(Global("a.b", "C")), st.lists(inner, max_size=2).map(tuple), inner),
+    lambda inner: (
+        st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.builds(Instance, st.just(Global("a.b", "C")), st.lists(inner, max_size=2).map(tuple), inner)
+    ),
     max_leaves=20,
 )
 

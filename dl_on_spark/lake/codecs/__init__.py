@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,9 +119,9 @@ def encode(tensors: Array | Sequence[Array | None], spec: TensorSpec, where: str
 
 def _binary(cells: list[bytes | None]) -> list[pa.Array]:
     ends = np.cumsum([len(cell or b"") for cell in cells])
-    parts = np.searchsorted(ends, np.arange(1, int(ends[-1]) // _CHUNK_BYTES + 1) * _CHUNK_BYTES) if cells else []
-    edges = [0, *parts, len(cells)]
-    return [pa.array(cells[a:b], pa.binary()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    full = np.arange(_CHUNK_BYTES, int(ends[-1]) + 1, _CHUNK_BYTES) if cells else np.zeros(0)
+    edges = [0, *np.searchsorted(ends, full).tolist(), len(cells)]
+    return [pa.array(cells[a:b], pa.binary()) for a, b in pairwise(edges)]
 
 
 def _check(values: Array, spec: TensorSpec, where: str) -> None:

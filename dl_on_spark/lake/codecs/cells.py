@@ -47,10 +47,12 @@ class Cells:
 
     def __iter__(self) -> Iterator[tuple[int, memoryview]]:
         """(row, bytes) of each cell that is no null."""
-        whole = memoryview(self.data)
-        starts, stops = self.starts.tolist(), self.stops.tolist()
         for row in np.flatnonzero(self.valid).tolist():
-            yield row, whole[starts[row] : stops[row]]
+            yield row, self.cell(row)
+
+    def cell(self, row: int) -> memoryview:
+        """The bytes of one cell."""
+        return self.data[self.starts[row] : self.stops[row]].data
 
 
 @dataclass(frozen=True)
@@ -82,4 +84,5 @@ class Target:
 
     def put(self, row: int, array: Array) -> None:
         """Copy an array that `takes` let in to its row."""
-        self.values[(row, *(slice(size) for size in array.shape))] = array
+        place: Any = (row, *(slice(size) for size in array.shape))
+        self.values[place] = array

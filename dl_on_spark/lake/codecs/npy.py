@@ -47,7 +47,7 @@ def decode(cells: Cells, target: Target) -> None:
     if not rows.size:
         return
     first = int(rows[0])
-    header = header_of(first, memoryview(cells.data)[cells.starts[first] : cells.stops[first]])
+    header = header_of(first, cells.cell(first))
     target.takes(first, header.dtype, header.shape)
     if header.shape == target.shape and not header.fortran and header.dtype == target.dtype:
         view = _rows_alike(cells, rows, header)
@@ -109,7 +109,7 @@ def encode_rows(tensors: Array, dtype: np.dtype[Any]) -> pa.Array:
 
 
 def _rows_alike(cells: Cells, rows: npt.NDArray[np.int64], header: Header) -> npt.NDArray[np.uint8] | None:
-    """The values of ``rows`` as a strided view (rows, bytes); None unless all have this header, one behind the other."""
+    """The values of ``rows`` as a strided view (rows, bytes); None unless all have this header, one behind another."""
     size = header.length + header.nbytes
     starts = cells.starts[rows]
     begin, end = int(starts[0]), int(starts[0]) + rows.size * size
