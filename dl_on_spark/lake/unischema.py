@@ -163,7 +163,7 @@ def _pickled_field(field: Field, source: str) -> Instance:
             fix="Store it as a tensor: type: binary, codec: ndarray, with dtype and shape.",
         )
     tensor = field.codec not in {None, "scalar"}
-    shape = (None,) * len(field.shape or ()) if field.pad is not None else field.shape or ()
+    shape = field.shape or () if field.pad is None else (None,) * len(field.shape or ())
     dtype = field.tensor_spec()[1] if tensor else _scalar_dtype(field)
     of = Global("decimal", "Decimal") if dtype == "decimal" else Global("numpy", dtype)
     values = (field.name, of, shape if tensor else (), _pickled_codec(field), field.nullable)

@@ -81,8 +81,7 @@ def test_our_unischema_is_the_one_that_petastorm_would_make() -> None:
     assert list(ours.fields) == list(theirs.fields)
     for name, field in theirs.fields.items():
         assert str(ours.fields[name].codec) == str(field.codec)
-        if schema[name].pad is None:
-            assert ours.fields[name] == field
+        assert ours.fields[name] == field
 
 
 def test_every_protocol_of_petastorms_pickle_is_read() -> None:
