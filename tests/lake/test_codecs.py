@@ -147,6 +147,12 @@ def test_a_damaged_cell_never_becomes_anything_else_than_an_error_or_a_tensor(da
         assert str(error).startswith("Column 'x', row 0: ")
 
 
+def test_a_column_of_nothing_but_nulls_is_nulls() -> None:
+    spec = TensorSpec("ndarray", "float32", (2,))
+    assert codecs.decode(pa.array([None, None], pa.binary()), spec, "x").to_pylist() == [None] * 4
+    assert len(codecs.decode(pa.chunked_array([], pa.binary()), spec, "x")) == 0
+
+
 def picture(mode: str, size: tuple[int, int], format: str = "PNG") -> bytes:
     from PIL import Image
 

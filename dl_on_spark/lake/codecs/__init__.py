@@ -40,7 +40,7 @@ class Codec(Protocol):
         """The cell of one array."""
 
 
-_CODECS: dict[str, Any] = {
+_CODECS: dict[str, Codec] = {
     "ndarray": npy,
     "compressed_ndarray": npz,
     "png": images.Images("png"),
