@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_before_or_at_its_row(tmp_path: Path) -> No
     ("spec", "said"),
     [
         ({"type": "string", "codec": "ndarray"}, "codec ndarray needs type: binary"),
-        ({"type": "binary", "codec": "ndarray", "dtype": "object"}, "no tensors of dtype 'object'"),
+        ({"type": "binary", "codec": "ndarray", "dtype": "string"}, "no tensors of dtype 'string'"),
         ({"type": "binary", "codec": "ndarray", "preprocess": {"hash": {"buckets": 3}}}, "fed as it is"),
         ({"type": "binary", "codec": "png", "shape": [2], "pad": 300}, "pad: 300 is no value of dtype uint8"),
         ({"type": "binary", "codec": "png", "pad": 0}, "pad needs"),
