@@ -71,15 +71,13 @@ class Requests:
         not answered. A peer that dies or leaves raises CollectiveError at once, even if its answer has come.
         """
         self._number += 1
-        out = {
-            peer: Outgoing(peer, sock, _request(self._number, self._request_bytes).header(len(data)), data)
-            for (peer, sock), data in ((item, requests[item[0]]) for item in self._asking.items())
-        }
-        into = {
-            peer: Incoming(peer, sock, _answer(self._number, len(answers[peer])).header(len(answers[peer])), sink)
-            for peer, sock in self._asking.items()
-            for sink in [Replace(answers[peer])]
-        }
+        out: dict[int, Outgoing] = {}
+        into: dict[int, Incoming] = {}
+        asked = _request(self._number, self._request_bytes).header(self._request_bytes)
+        told = _answer(self._number, self._answer_bytes).header(self._answer_bytes)
+        for peer, sock in self._asking.items():
+            out[peer] = Outgoing(peer, sock, asked, requests[peer])
+            into[peer] = Incoming(peer, sock, told, Replace(answers[peer]))
         others = len(self._asking) - 1
         self._asked += others * self._request_bytes
         self._told += others * self._answer_bytes

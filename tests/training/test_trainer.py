@@ -136,6 +136,7 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
         "allreduce:compress=topk(0.05)",
         LocalSGD(every=4, outer=Nesterov(0.7, 0.9)),
         "elastic_averaging:every=4",
+        "parameter_server",
     ],
     ids=str,
 )
@@ -156,6 +157,23 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
     assert_same_weights(expected, result, 0.0)
     assert_same_history(expected, result)
     assert attempts(result.run_dir) == [None, "step-00000006-a001"]
+    assert_no_worker_is_left()
+
+
+@pytest.mark.faults
+def test_an_asynchronous_run_goes_on_after_a_kill_and_applies_every_gradient_once(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    options = {"sync": "parameter_server:staleness=2", "steps_per_execution": 2, "checkpoint_every": 6}
+    killer = models.kill_once(str(tmp_path / "killed"), rank_to_kill=1, step=9)
+    result = fit(spark, table, tmp_path / "run", callbacks=killer, **options)
+    assert result.restarts == 1
+    assert result.steps == 2 * 17
+    assert attempts(result.run_dir) == [None, "step-00000006-a001"]
+    counted = [value for name, value in result.metrics.items() if name.removeprefix("staleness_").isdigit()]
+    assert sum(counted) == 2 * result.steps
+    assert result.metrics["staleness_max"] <= 4
+    assert result.history["loss"][-1] < result.history["loss"][0]
     assert_no_worker_is_left()
 
 
