@@ -45,3 +45,20 @@ def test_the_page_on_planning(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(block, "planning.md", "exec"), {})
     assert re.match(r"Take .* on \d+ workers: [\d,]+ rows/s", capsys.readouterr().out)
+
+
+def test_the_page_on_synchronization() -> None:
+    from dl_on_spark import Schema
+    from dl_on_spark.input_pipeline import SamplePlan
+    from dl_on_spark.training.model_loading import build
+
+    text = (DOCS / "synchronization.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "synchronization.md", "exec"), names)
+    fields = {name: {"type": "float", "role": role} for name, role in (("x", "feature"), ("y", "label"))}
+    plan = SamplePlan.create([4096], num_workers=2, global_batch_size=1024, seed=1)
+    rate = build(
+        names["build_model"], Schema.from_dict({"name": "page", "fields": fields}), plan
+    ).optimizer._learning_rate
+    assert [round(float(rate(step)), 6) for step in (0, 10, 20, 99)] == [0.05, 0.125, 0.2, 0.2]

@@ -24,7 +24,7 @@ from dl_on_spark.input_pipeline import BlockFeed, Cursor, SamplePlan
 from dl_on_spark.input_pipeline.block_feed import step_of
 from dl_on_spark.sync.base import SyncSession
 from dl_on_spark.training.class_weights import weigh_classes
-from dl_on_spark.training.metrics import merge_over_ranks, metric_variables
+from dl_on_spark.training.metrics import count_outputs_by_rows, merge_over_ranks, metric_variables
 
 
 class StepHook(Protocol):
@@ -60,7 +60,7 @@ def fit_worker(
     An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it.
     """
     loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks, class_weight)
-    unmerge = merge_over_ranks(model, comm)
+    uncount, unmerge = count_outputs_by_rows(model), merge_over_ranks(model, comm)
     before = model.steps_per_execution
     model.steps_per_execution = steps_per_execution
     # On the instance: Keras's `fit` asks for a train function and gets ours.
@@ -85,6 +85,7 @@ def fit_worker(
         model.train_function = None
         model.steps_per_execution = before
         unmerge()
+        uncount()
     found: dict[str, list[float]] = history.history
     return found
 
