@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
 
 
-def test_a_file_that_cannot_be_written_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "dl_on_spark.cli", "package", "--output", "file/archive.zip"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "Not a directory" in done.stderr and "Mend the path" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        ("PermissionError(13, 'Permission denied', '/lake/metrics.json')", 2, "/lake/metrics.json: Permission denied."),
+        ("OSError(28, 'No space left on device')", 2, "No space left on device"),
+        ("ConnectionRefusedError(111, 'Connection refused')", 1, "Traceback"),
+    ],
+)
+def test_a_path_that_a_job_cannot_use_is_one_message_and_exit_code_2(raised: str, code: int, said: str) -> None:
+    program = f"from dl_on_spark import cli\ndef app(**_):\n    raise {raised}\ncli.app = app\ncli.main([])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("Traceback" in done.stderr) == (code == 1)

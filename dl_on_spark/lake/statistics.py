@@ -204,7 +204,7 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
     spread = 0.0 if merged["min"] == merged["max"] else math.sqrt(merged["squares"] / count)
     if not math.isfinite(spread):
         raise SchemaError(
-            f"column {spec.name!r} has values from {merged['min']:g} to {merged['max']:g}: no float holds their spread.",
+            f"column {spec.name!r} has values from {merged['min']:g} to {merged['max']:g}: too wide for a float.",
             fix="Correct or remove these rows in the ETL (checks: {min: ..., max: ...} put them into quarantine).",
         )
     boundaries = None
