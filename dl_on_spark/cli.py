@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dl_on_spark.config import PipelineConfig, load_config
-from dl_on_spark.errors import Cancelled, ConfigError, DLOnSparkError
+from dl_on_spark.errors import Cancelled, ConfigError, DLOnSparkError, InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -467,6 +467,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except DLOnSparkError as error:
         _show_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if isinstance(error, ConnectionError | TimeoutError):  # no file that the user could mend
+            raise
+        said = str(error) if error.filename is None else f"{error.filename}: {error.strerror}."
+        _show_error(InputError(said, fix="Mend the path, its permissions, or the room on its disk."))
+        sys.exit(InputError.exit_code)
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise

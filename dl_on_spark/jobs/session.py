@@ -21,6 +21,8 @@ _DEFAULTS = {
     "spark.sql.sources.partitionOverwriteMode": "static",
     # Spark asks every 15 s whether a barrier stage has enough slots; a second is enough.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    # On Standalone too, the session waits for its executors (30 s at most): preflight gives refusals, not patience.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # A lake table of many small days needs no 200 shuffle partitions.
     "spark.sql.adaptive.enabled": "true",
 }

@@ -178,6 +178,7 @@ class RowGroupDecoder:
             pre_buffer=not self._local,
             read_dictionary=[own for name in self._dictionaries if (own := data_file.stored_as.get(name, name))],
             coerce_int96_timestamp_unit="us",  # nanoseconds would wrap far years
+            page_checksum_verification=True,  # of files that have checksums, as Spark's: a flipped bit trains unseen
         )
         with self._lock:
             self._files[key] = opened

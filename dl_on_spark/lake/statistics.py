@@ -154,7 +154,7 @@ def _merge_two(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     difference = b["mean"] - a["mean"]
     share = b["count"] / count if count else 0.0
     found["mean"] = a["mean"] + difference * share
-    found["squares"] = a["squares"] + b["squares"] + difference**2 * a["count"] * share
+    found["squares"] = a["squares"] + b["squares"] + difference * difference * a["count"] * share
     found["min"] = min((v for v in (a["min"], b["min"]) if v is not None), default=None)
     found["max"] = max((v for v in (a["max"], b["max"]) if v is not None), default=None)
     if "points" in a or "points" in b:
@@ -200,6 +200,13 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
     if "words" in merged:
         ranked = sorted(merged["words"], key=lambda item: (-item[1], item[0]))
         return FieldStatistics(count, nulls, vocabulary=tuple(w for w, _ in ranked[: int(spec.options["max"])]))
+    # Rounding gives a constant column a spread of its own, by which scores of other values would be divided.
+    spread = 0.0 if merged["min"] == merged["max"] else math.sqrt(merged["squares"] / count)
+    if not math.isfinite(spread):
+        raise SchemaError(
+            f"column {spec.name!r} has values from {merged['min']:g} to {merged['max']:g}: too wide for a float.",
+            fix="Correct or remove these rows in the ETL (checks: {min: ..., max: ...} put them into quarantine).",
+        )
     boundaries = None
     if "points" in merged:
         boundaries = _quantiles(merged["points"], int(spec.options["quantiles"]))
@@ -207,7 +214,7 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
         count,
         nulls,
         mean=merged["mean"],
-        std=math.sqrt(merged["squares"] / count),
+        std=spread,
         min=merged["min"],
         max=merged["max"],
         boundaries=boundaries,

@@ -126,8 +126,7 @@ class Trainer:
             writable=[folder.uri],
         )
         if statistics is None and stored is not None:
-            known = folder.read("statistics.json")
-            statistics = None if known is None else Statistics.from_json(known.decode())
+            statistics = folder.statistics()
         if statistics is None:
             statistics = _statistics(spark, snapshot, schema)
         _refuse_nulls(statistics, snapshot.uri)

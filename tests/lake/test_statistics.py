@@ -96,6 +96,21 @@ def test_a_column_of_nulls_has_nothing_to_learn_from(spark: SparkSession, tmp_pa
         compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
 
 
+def test_a_constant_column_has_no_spread_by_rounding(spark: SparkSession, tmp_path: Path) -> None:
+    columns = {"x": [0.1] * 300, "q": [1.0] * 300, "word": ["a"] * 300, "y": pa.array([0] * 300, pa.int32())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=70)
+    found = compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
+    assert (found.fields["x"].std, found.fields["x"].min) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_values_whose_spread_no_float_holds_are_refused_by_name(spark: SparkSession, tmp_path: Path, rows: int) -> None:
+    columns = {"x": [1e300, -1e300], "q": [1.0, 2.0], "word": ["a", "b"], "y": pa.array([0, 1], pa.int32())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=rows)
+    with pytest.raises(SchemaError, match=r"'x' has values from -1e\+300 to 1e\+300"):
+        compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
+
+
 def test_statistics_of_spark_equal_those_of_pandas(spark: SparkSession, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     for n in range(3):
