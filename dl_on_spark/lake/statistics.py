@@ -110,7 +110,10 @@ def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
     while ddl.element_type(column.type) != column.type:  # one mean, or one vocabulary, for all places of a list
         column = pc.list_flatten(column)
     values = column.drop_null()
-    found: dict[str, Any] = {"count": len(values), "nulls": column.null_count}
+    if pa.types.is_floating(values.type):
+        wide = values.cast(pa.float32()) if pa.types.is_float16(values.type) else values  # no kernels for halfs
+        values = wide.filter(pc.invert(pc.is_nan(wide)))
+    found: dict[str, Any] = {"count": len(values), "nulls": len(column) - len(values)}
     if spec.step == "vocabulary":
         counts = pc.value_counts(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
         found["words"] = [[item["values"], item["counts"]] for item in counts.to_pylist()]
@@ -231,8 +234,9 @@ def _quantiles(points: list[list[float]], buckets: int) -> tuple[float, ...]:
 
 
 def _is_measured(spec: Field) -> bool:
-    """Whether mean and range are wanted, beside the count of nulls."""
+    """Whether mean and range are wanted, beside the count of nulls; of floats, since one may be infinite."""
     number = _is_number(spec.arrow_type) and spec.role == "label" and not spec.shape
+    number |= pa.types.is_floating(spec.arrow_type)
     return number or spec.step == "standardize" or "quantiles" in spec.options
 
 

@@ -19,6 +19,7 @@ from pyspark.errors import PythonException
 
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import Schema, Statistics, compute_statistics, open_table
+from dl_on_spark.lake.schema import Field
 from dl_on_spark.lake.statistics import _finish, merge, partial_of
 from dl_on_spark.launch.barrier import input_error
 
@@ -163,3 +164,12 @@ def test_nan_counts_as_a_null_and_an_infinite_value_is_refused_by_file(spark: Sp
         compute_statistics(spark, open_table(tmp_path).snapshot(), SCHEMA)
     told = input_error(raised.value)
     assert isinstance(told, SchemaError) and "'x' has an infinite value in b.parquet" in told.message
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_is_a_null_of_every_float_column_and_never_a_word(kind: pa.DataType) -> None:
+    column = pa.chunked_array([pa.array([0.5, math.nan, None, 0.5], pa.float32()).cast(kind)])
+    word = Field(name="x", type="double", role="feature", preprocess={"vocabulary": {"max": 3}})
+    assert partial_of(column, word) == {"count": 2, "nulls": 2, "words": [[0.5, 2]]}
+    plain = partial_of(column, Field(name="x", type="double", role="feature"))
+    assert (plain["count"], plain["nulls"], plain["max"]) == (2, 2, 0.5)
