@@ -8,6 +8,7 @@ import itertools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -72,6 +73,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._closed = False
         self._sequence = 0
+        self._seconds_in_calls = 0.0
         self._messages: dict[tuple[int, int], int] = {}
         self._shared: SharedMemory | None = None
         self._beside: list[Requests] = []
@@ -305,6 +307,11 @@ class Communicator:
         return self._tcp.header_bytes_sent if self._tcp else 0
 
     @property
+    def seconds_in_calls(self) -> float:
+        """Time in collectives and requests, ``seconds_waiting`` included."""
+        return self._seconds_in_calls + sum(requests.seconds for requests in self._beside)
+
+    @property
     def seconds_waiting(self) -> float:
         """Time in which nothing moved because a peer or the network was behind."""
         return self._tcp.seconds_waiting if self._tcp else 0.0
@@ -333,7 +340,7 @@ class Communicator:
     def _turn(self) -> Iterator[Scheduled | SharedMemory | None]:
         """One call at a time, and the way it goes (None: a world of one); refuses when broken or closed."""
         with self._lock:
-            tcp = self._tcp
+            began, tcp = time.perf_counter(), self._tcp
             if tcp is not None and tcp.error is not None:
                 raise tcp.error
             if self._closed:
@@ -347,6 +354,8 @@ class Communicator:
                 if tcp is not None:
                     tcp.close(f"{type(error).__name__}: {error}")
                 raise
+            finally:
+                self._seconds_in_calls += time.perf_counter() - began
 
     def _share_memory(self, tcp: TcpBackend, *, required: bool) -> None:
         """Share memory with the ranks of this host; all ranks come to the same answer."""

@@ -48,6 +48,7 @@ class Requests:
         self.answers = Answers(rank, answering, request_bytes, answer_bytes)
         self.deadline_s = tcp.deadline_s
         self._asked = self._told = 0
+        self.seconds = 0.0  # in `ask`
 
     @property
     def bytes_sent(self) -> int:
@@ -85,7 +86,7 @@ class Requests:
         for peer, sock in self._asking.items():
             poll.register(sock, select.POLLIN | select.POLLOUT)
             peer_of[sock.fileno()] = peer
-        last = time.monotonic()
+        began = last = time.monotonic()
         while into:
             left = last + self.patience_s - time.monotonic()
             events = poll.poll(max(0.0, left) * 1000)
@@ -102,6 +103,7 @@ class Requests:
                     if self._pull(into[peer]):
                         del into[peer]
                 last = time.monotonic()
+        self.seconds += last - began
 
     def lost(self, peer: int) -> NoReturn:
         """The connection to ``peer`` ended: raise what its control lane says of it."""

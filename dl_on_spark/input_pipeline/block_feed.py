@@ -7,6 +7,7 @@ an iterator's hop between threads and a copy of every column.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -38,6 +39,7 @@ class BlockFeed:
         self._next: Future[tuple[Any, int] | None] | None = None
         self._block: Any = None
         self._at = self._steps = 0
+        self.seconds_waiting = 0.0  # in `take`, for blocks that were not ready
         self.element_spec = self._specs((None,))
         self.block_spec = self._specs((None, None))
 
@@ -59,7 +61,9 @@ class BlockFeed:
         ``first`` of the block. Raises what the reader raised; IndexError at the epoch's end."""
         if self._at == self._steps:
             self._block = None  # free the used block before the wait for the next
+            began = time.perf_counter()
             self._block, self._steps = self._wait()
+            self.seconds_waiting += time.perf_counter() - began
             self._at = 0
             self._queue()
         first, count = self._at, min(most, self._steps - self._at)

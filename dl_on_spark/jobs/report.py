@@ -17,6 +17,7 @@ from dl_on_spark.jobs.evaluate import METRICS
 from dl_on_spark.lake import Snapshot, storage
 from dl_on_spark.registry import Metrics
 from dl_on_spark.report import Page, RunOnPage, render
+from dl_on_spark.report.time_split import described, step_parts
 from dl_on_spark.training import TrainingResult
 
 _PACKAGES = ("pyspark", "tensorflow", "keras", "pyarrow", "numpy")
@@ -54,7 +55,7 @@ def write(
     days = DaySplit.of(config, date)
     results = [TrainingResult.from_json(_read(run, "result.json", "training")) for run in runs]
     on_page = [
-        RunOnPage(name, result.rows_per_second, _metrics(run), result.history)
+        RunOnPage(name, result.rows_per_second, _metrics(run), result.history, step_parts(result.seconds_by_rank))
         for run, name, result in zip(runs, names, results, strict=True)
     ]
     if single_process is not None:
@@ -84,6 +85,9 @@ def write(
                     f"{result.restarts} restarts",
                 )
                 for name, result in zip(names, results, strict=True)
+            ],
+            "Where time went": [
+                (name, described(result.seconds_by_rank)) for name, result in zip(names, results, strict=True)
             ],
             "Settings": [
                 ("model", config.training.model),

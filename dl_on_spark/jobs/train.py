@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.jobs.days import DaySplit, day_tables, run_folder, warn_of_days
 from dl_on_spark.lake import Schema
+from dl_on_spark.report.time_split import described
 from dl_on_spark.sync.noise_scale import batch_advice
 from dl_on_spark.training import Trainer
 from dl_on_spark.training.trainer import Resume
@@ -70,5 +71,6 @@ def run(
         "rows_per_second": result.rows_per_second,
         "bytes_sent": result.bytes_sent,
         "restarts": result.restarts,
+        "time": described(result.seconds_by_rank),
         **metrics,
     }

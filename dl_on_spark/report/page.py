@@ -10,17 +10,21 @@ import jinja2
 
 from dl_on_spark.lake import storage
 from dl_on_spark.registry.metrics import Metrics
-from dl_on_spark.report.plots import calibration_plot, learning_curves, throughput_bars
+from dl_on_spark.report.plots import calibration_plot, learning_curves, step_bars, throughput_bars
 
 
 @dataclass(frozen=True)
 class RunOnPage:
-    """One row of the comparison: a run of the trainer, or the peer it is compared with."""
+    """One row of the comparison: a run of the trainer, or the peer it is compared with.
+
+    ``step_seconds``: of a step, by what they were spent on (`time_split.step_parts`).
+    """
 
     name: str
     rows_per_second: float
     metrics: Metrics
     history: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ def render(page: Page, output: str) -> None:
     trained = [run for run in page.runs if run.history]
     histories = {run.name: run.history for run in trained}
     bins = {run.name: run.metrics.calibration for run in page.runs if run.metrics.calibration}
+    steps = {run.name: run.step_seconds for run in page.runs if run.step_seconds}
     plots = {
         **({"Loss by epoch": learning_curves(histories, "loss")} if trained else {}),
         **({"AUC by epoch": learning_curves(histories, "auc")} if any("auc" in r.history for r in trained) else {}),
         **({"Calibration on the held-out days": calibration_plot(bins)} if bins else {}),
         "Throughput": throughput_bars({run.name: run.rows_per_second for run in page.runs}),
+        **({"Where a step's time went": step_bars(steps)} if steps else {}),
     }
     # Read as a resource: in a spark-submit job the package lies in a zip archive.
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")

@@ -67,6 +67,21 @@ def throughput_bars(rows_per_second: Mapping[str, float]) -> str:
     return _svg(figure, axes, legend=False)
 
 
+def step_bars(parts: Mapping[str, Mapping[str, float]]) -> str:
+    """Milliseconds of a step by run, a colour each part; ``parts``: seconds by run and part."""
+    figure, axes = _figure()
+    names = list(parts)
+    left = [0.0] * len(names)
+    for colour, part in zip(_COLOURS, next(iter(parts.values())), strict=False):
+        width = [parts[name][part] * 1e3 for name in names]
+        axes.barh(names, width, left=left, color=colour, height=0.55, label=part)
+        left = [a + b for a, b in zip(left, width, strict=True)]
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("ms a step")
+    axes.invert_yaxis()
+    return _svg(figure, axes)
+
+
 def _figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True)
@@ -11,6 +11,7 @@ class TrainingResult:
     """Outcome of `Trainer.fit`.
 
     ``history``: each metric's value over all rows, an entry an epoch. ``metrics``: the last epoch's.
+    ``seconds_by_rank``: where each worker's time went since its last start (`step_clock.StepSeconds`).
     ``rows_per_second``: rows trained on by all workers per second of the epochs, without start-up,
     the first traced steps and validation. ``bytes_sent``: payload that all workers sent to each other.
     """
@@ -27,6 +28,7 @@ class TrainingResult:
     workers: int
     rows_per_epoch: int
     seconds: float
+    seconds_by_rank: list[dict[str, float]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """All of the result as JSON text."""

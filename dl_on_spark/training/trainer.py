@@ -394,4 +394,5 @@ def _result(
         workers=workers,
         rows_per_epoch=plan.rows,
         seconds=first["timed_seconds"],
+        seconds_by_rank=[outcome["seconds"] for outcome in outcomes],
     )

@@ -30,6 +30,7 @@ from dl_on_spark.training.keras_loop import fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
 from dl_on_spark.training.model_loading import build, check_inputs, load_model_builder, offset_seeds
 from dl_on_spark.training.run_folder import Attempt, RunFolder, RunRecord
+from dl_on_spark.training.step_clock import StepClock
 
 DEFAULT_STEPS_PER_EXECUTION = 32
 _PROGRESS_EVERY_S = 0.5
@@ -90,7 +91,7 @@ class _Worker:
         self._store = CheckpointStore(folder.uri, job.attempt.number, lambda: folder.is_current(job.attempt))
         self._recorded = Recorded()
         self._sent_at_start = 0
-        self._last_steps: tuple[int, float] | None = None  # epoch and time of the execution before
+        self._clock: StepClock | None = None
         self._last_sent = 0.0
         self._model: Any = None
         self._session: SyncSession | None = None
@@ -109,6 +110,7 @@ class _Worker:
             reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
             deadline_s = self._context.deadline_s
             feed = stack.enter_context(BlockFeed(reader.blocks, reader.preprocessor, deadline_s=deadline_s))
+            self._clock = StepClock(feed, self._comm)
             validation = self._validation(stack, schema)
             check_inputs(model, reader.preprocessor.feature_names)
             state.build_variables(model, feed.element_spec)
@@ -143,6 +145,7 @@ class _Worker:
         return {
             **asdict(self._recorded),
             "bytes_sent": self._bytes_sent(),
+            "seconds": self._clock.spent.as_dict(),
             "epochs": len(next(iter(self._recorded.history.values()), [])),
             "optimizer_steps": int(model.optimizer.iterations.numpy()),
         }
@@ -150,19 +153,21 @@ class _Worker:
     # What the step loop calls (keras_loop.StepHook).
 
     def steps_until_due(self, cursor: Cursor) -> int | None:
-        """Steps until the next checkpoint inside an epoch."""
+        """An execution begins: steps until the next checkpoint inside an epoch."""
+        assert self._clock is not None
+        self._clock.begin()
         every = self._job.checkpoint_every
         return None if every is None else every - self._global_step(cursor) % every
 
     def on_steps(self, cursor: Cursor, steps: int, seconds: float) -> None:
         """Count, report, and save when a checkpoint is due."""
+        assert self._clock is not None
         done, now = self._global_step(cursor), time.monotonic()
-        if self._last_steps is not None:  # the first execution traces the model
-            epoch, before = self._last_steps
+        timed = self._clock.count(cursor.epoch, steps, seconds)
+        if timed is not None:
             rows = self._plan.rows_before(cursor.step) - self._plan.rows_before(cursor.step - steps)
             self._recorded.timed_rows += rows
-            self._recorded.timed_seconds += max(seconds, now - before) if epoch == cursor.epoch else seconds
-        self._last_steps = (cursor.epoch, now)
+            self._recorded.timed_seconds += timed
         self._context.channel.progress(done)
         if self._rank == 0 and now - self._last_sent > _PROGRESS_EVERY_S:
             self._last_sent = now
@@ -171,9 +176,9 @@ class _Worker:
         every = self._job.checkpoint_every
         if every is not None and done % every == 0 and cursor.step < self._plan.steps_per_epoch:
             assert self._session is not None
-            self._session.finish_epoch(done)  # replicas agree; a local round ends here
-            self._save_checkpoint(cursor, {"metric": metric_state(self._model, self._comm)}, {})
-            self._last_steps = (cursor.epoch, time.monotonic())
+            with self._clock.saving():
+                self._session.finish_epoch(done)  # replicas agree; a local round ends here
+                self._save_checkpoint(cursor, {"metric": metric_state(self._model, self._comm)}, {})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Record the metrics of all rows and save; stop where the loss is no number."""
@@ -184,7 +189,9 @@ class _Worker:
             self._recorded.history.setdefault(name, []).append(value)
         if self._rank == 0:
             self._context.channel.send("epoch", epoch=epoch, logs=values)
-        self._save_checkpoint(Cursor(epoch + 1, 0), {}, values)
+        assert self._clock is not None
+        with self._clock.saving():
+            self._save_checkpoint(Cursor(epoch + 1, 0), {}, values)
 
     def _reader(self, snapshot: str, plan: SamplePlan, schema: Schema) -> RankReader:
         statistics = None if self._job.statistics is None else Statistics.from_json(self._job.statistics)

@@ -126,6 +126,14 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
     for name, values in alone.history.items():
         np.testing.assert_allclose(undisturbed.history[name], values, rtol=2e-3, err_msg=name)
     assert undisturbed.bytes_sent > 0 == alone.bytes_sent
+    for result, workers in ((alone, 1), (undisturbed, 2)):
+        assert len(result.seconds_by_rank) == workers
+        first = result.seconds_by_rank[0]
+        parts = sum(first[part] for part in ("input", "compute", "exchange", "waiting"))
+        assert parts == pytest.approx(result.seconds, rel=0.05)
+        assert result.seconds > 0
+        assert first["checkpoint"] > 0
+        assert (first["exchange"] > 0) == (workers > 1)
 
 
 @pytest.mark.faults
