@@ -1,6 +1,6 @@
 """Training speed: our workers against plain Keras `fit` on the same table, in one run, as ratios.
 
-    python benchmarks/training.py [--rows N] [--batch 1024] [--epochs 3] [--repeats 3] [--json]
+    python benchmarks/training.py [--rows N] [--batch 1024] [--epochs 3] [--repeats 3] [--sync S ...] [--json]
 
 Each worker is pinned to one core and has one thread; so is the plain Keras process it is compared with
 (the unpinned one is shown beside it). Rows per second are those of the epochs after the first, which
@@ -138,12 +138,17 @@ def run_trainer(spark, table: Path, work: Path, args, *, workers: int, sync: str
     return json.loads((work / "rank-0.json").read_text())
 
 
+def _two_workers(spark, table: Path, args, sync: str, work: Path) -> list[float]:
+    return run_trainer(spark, table, work, args, workers=2, sync=sync)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--batch", type=int, default=1024, help="rows per worker and step")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sync", nargs="+", default=["allreduce", "local_sgd:every=16"], help="of the two workers")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=2, metavar=("TABLE", "WORK"), help=argparse.SUPPRESS)
     parser.add_argument("--pinned", action="store_true", help=argparse.SUPPRESS)
@@ -170,11 +175,9 @@ def main() -> None:
             "plain fit, pinned": lambda work: run_plain(table, work, args, pinned=True),
             "plain fit, unpinned": lambda work: run_plain(table, work, args, pinned=False),
             "1 worker, allreduce": lambda work: run_trainer(spark, table, work, args, workers=1, sync="allreduce"),
-            "2 workers, allreduce": lambda work: run_trainer(spark, table, work, args, workers=2, sync="allreduce"),
-            "2 workers, local_sgd:every=16": lambda work: run_trainer(
-                spark, table, work, args, workers=2, sync="local_sgd:every=16"
-            ),
         }
+        for sync in args.sync:
+            kinds[f"2 workers, {sync}"] = functools.partial(_two_workers, spark, table, args, sync)
         speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
         for repeat in range(args.repeats):
             for kind, run in kinds.items():

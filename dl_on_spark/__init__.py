@@ -14,11 +14,13 @@ __all__ = [
     "ElasticAveraging",
     "Gossip",
     "LocalSGD",
+    "ParameterServer",
     "Schema",
     "Trainer",
     "TrainingResult",
     "__version__",
     "open_table",
+    "plan",
 ]
 
 _EXPORTS = {
@@ -26,16 +28,19 @@ _EXPORTS = {
     "ElasticAveraging": "dl_on_spark.sync",
     "Gossip": "dl_on_spark.sync",
     "LocalSGD": "dl_on_spark.sync",
+    "ParameterServer": "dl_on_spark.sync",
     "Schema": "dl_on_spark.lake",
     "Trainer": "dl_on_spark.training",
     "TrainingResult": "dl_on_spark.training",
     "open_table": "dl_on_spark.input_pipeline",
+    "plan": "dl_on_spark.concurrency",
 }
 
 if TYPE_CHECKING:
+    from dl_on_spark.concurrency import plan
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
-    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD
+    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer
     from dl_on_spark.training import Trainer, TrainingResult
 
 

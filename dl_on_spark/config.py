@@ -83,6 +83,7 @@ class TrainingConfig(_Section):
     global_batch_size: Count = Field(default=4096, description="rows per optimizer step over all workers")
     epochs: Count = 3
     seed: int = Field(default=7, ge=0, lt=2**32)
+    class_weight: dict[int, float] | None = Field(default=None, description="weight of a row by its label's class")
     days: Count = Field(default=90, description="days trained on, before the held-out ones")
     holdout_days: Count = Field(default=7, description="last days up to --date: validation and gate, never trained on")
     where: str | None = None

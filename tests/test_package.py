@@ -17,7 +17,8 @@ from dl_on_spark.jobs.package import build_archive
 def test_importing_the_package_loads_neither_tensorflow_nor_spark() -> None:
     code = (
         "import sys, dl_on_spark\n"
-        "from dl_on_spark import Allreduce, ElasticAveraging, Gossip, LocalSGD, Schema, Trainer, open_table\n"
+        "from dl_on_spark import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer\n"
+        "from dl_on_spark import Schema, Trainer, open_table\n"
         "print([m for m in ('tensorflow', 'keras', 'py4j') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

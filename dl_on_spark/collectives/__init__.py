@@ -2,7 +2,7 @@
 
 Reading order: ``schedule`` and ``algorithms`` (pure), ``choice``, ``reduction``, ``wire``,
 ``authentication``, ``mesh``, ``rendezvous``, ``sink``, ``frame``, ``control``, ``tcp``, ``scheduled``, ``slot``,
-``shared``, ``host``, ``hierarchical``, ``communicator``.
+``shared``, ``host``, ``hierarchical``, ``requests``, ``communicator``.
 """
 
 from __future__ import annotations

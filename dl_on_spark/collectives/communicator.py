@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import socket
@@ -29,7 +30,8 @@ from dl_on_spark.collectives.reduction import (
     check_reducible,
     dtype_name,
 )
-from dl_on_spark.collectives.rendezvous import meet
+from dl_on_spark.collectives.rendezvous import ADDRESS_BYTES, join_address, listen, meet
+from dl_on_spark.collectives.requests import Requests
 from dl_on_spark.collectives.schedule import block_bounds
 from dl_on_spark.collectives.scheduled import Scheduled
 from dl_on_spark.collectives.shared import SharedMemory
@@ -60,16 +62,19 @@ class Communicator:
         *,
         backend: str = "auto",
         algorithm: str = "auto",
+        identity: Identity | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.algorithm = check_algorithm(algorithm)
         self._tcp = tcp
+        self._identity = identity
         self._lock = threading.Lock()
         self._closed = False
         self._sequence = 0
         self._messages: dict[tuple[int, int], int] = {}
         self._shared: SharedMemory | None = None
+        self._beside: list[Requests] = []
         if tcp is not None:
             self._scheduled = Scheduled(tcp, rank, range(world_size), world_size)
             self._best: Scheduled | SharedMemory = self._scheduled
@@ -103,9 +108,9 @@ class Communicator:
         _check_choice(backend, algorithm)
         if world_size == 1:
             return cls(rank, 1, None, algorithm=algorithm)
-        lanes = meet(Identity(rank, world_size, _check_secret(secret), run), rendezvous, host, deadline_s)
-        tcp = TcpBackend(rank, world_size, lanes, deadline_s)
-        return cls(rank, world_size, tcp, backend=backend, algorithm=algorithm)
+        me = Identity(rank, world_size, _check_secret(secret), run)
+        tcp = TcpBackend(rank, world_size, meet(me, rendezvous, host, deadline_s), deadline_s)
+        return cls(rank, world_size, tcp, backend=backend, algorithm=algorithm, identity=me)
 
     @classmethod
     def from_listener(
@@ -132,7 +137,7 @@ class Communicator:
         me = Identity(rank, len(peers), _check_secret(secret), run)
         lanes: dict[tuple[int, Lane], socket.socket] = build_mesh(me, listener, lambda peer: peers[peer], deadline_s)
         tcp = TcpBackend(rank, len(peers), lanes, deadline_s)
-        return cls(rank, len(peers), tcp, backend=backend, algorithm=algorithm)
+        return cls(rank, len(peers), tcp, backend=backend, algorithm=algorithm, identity=me)
 
     def allreduce(self, array: Array, op: str = "sum") -> Array:
         """Combine over all ranks, in place: "sum", "mean" or "max". Half types sum in float32."""
@@ -259,18 +264,40 @@ class Communicator:
             return "shared_memory"
         return allreduce_algorithm(self.algorithm, nbytes)
 
+    def requests(self, request_bytes: int, answer_bytes: int) -> Requests:
+        """Open connections for requests and answers of these sizes beside the collectives. All ranks call it.
+
+        The caller closes them before the communicator.
+        """
+        if self._tcp is None or self._identity is None:
+            raise CollectiveError("a world of one has nobody to ask.")
+        listener = listen(self._tcp.address)
+        here = join_address(*listener.getsockname()[:2]).encode()
+        try:
+            told = self.allgather(np.frombuffer(here.ljust(ADDRESS_BYTES), np.uint8))
+        except BaseException:
+            listener.close()
+            raise
+        me = dataclasses.replace(self._identity, run=f"{self._identity.run}\0requests {self._sequence}")
+        lanes = build_mesh(me, listener, lambda peer: told[peer].tobytes().decode().strip(), self._tcp.deadline_s)
+        opened = Requests(self._tcp, self.rank, lanes, request_bytes, answer_bytes)
+        self._beside.append(opened)
+        return opened
+
     @property
     def bytes_sent(self) -> int:
         """Payload bytes sent so far; headers (``header_bytes_sent``) and handshakes are not in it.
 
         What a rank puts into shared memory counts once, however many ranks read it.
         """
-        return self._tcp.bytes_sent if self._tcp else 0
+        own = self._tcp.bytes_sent if self._tcp else 0
+        return own + sum(requests.bytes_sent for requests in self._beside)
 
     @property
     def bytes_received(self) -> int:
         """Payload bytes received so far."""
-        return self._tcp.bytes_received if self._tcp else 0
+        own = self._tcp.bytes_received if self._tcp else 0
+        return own + sum(requests.bytes_received for requests in self._beside)
 
     @property
     def header_bytes_sent(self) -> int:

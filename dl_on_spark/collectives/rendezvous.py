@@ -21,7 +21,7 @@ from dl_on_spark.collectives.authentication import Identity, Lane
 from dl_on_spark.collectives.mesh import Acceptor, Key, build_mesh, connect
 from dl_on_spark.errors import CollectiveError, DeadlineExceeded
 
-_ADDRESS_BYTES = 300  # the longest host name, a colon and a port
+ADDRESS_BYTES = 300  # the longest host name, a colon and a port
 
 
 def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
@@ -61,7 +61,7 @@ def _own_address() -> str:
         return "127.0.0.1"
 
 
-def _join(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -73,7 +73,7 @@ def _meet_in_folder(me: Identity, folder: Path, host: str, deadline_s: float) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = mine.with_suffix(f".{os.getpid()}")
-        partial.write_text(_join(host, listener.getsockname()[1]))
+        partial.write_text(join_address(host, listener.getsockname()[1]))
         partial.replace(mine)
     except OSError as error:
         listener.close()
@@ -85,7 +85,7 @@ def _meet_in_folder(me: Identity, folder: Path, host: str, deadline_s: float) ->
     def address_of(rank: int) -> str:
         try:
             with (folder / f"collectives-{tag}-{rank}").open() as file:
-                return file.read(_ADDRESS_BYTES)
+                return file.read(ADDRESS_BYTES)
         except FileNotFoundError:
             raise LookupError(f"rank {rank} has not announced itself in {folder}") from None
 
@@ -104,18 +104,18 @@ def _meet_at_rank_0(
         door = listen(host, port)
         listener = listen(own_host or host)
         try:
-            here = _join(own_host or host, listener.getsockname()[1])
+            here = join_address(own_host or host, listener.getsockname()[1])
             table = _collect(me, door, here, deadline)
         except BaseException:
             listener.close()
             raise
     else:
-        with connect(me, 0, Lane.RENDEZVOUS, lambda _: _join(host, port), deadline) as sock:
+        with connect(me, 0, Lane.RENDEZVOUS, lambda _: join_address(host, port), deadline) as sock:
             sock.settimeout(left())
             own = own_host or sock.getsockname()[0]
             listener = listen(own)
             try:
-                sock.sendall(_join(own, listener.getsockname()[1]).encode().ljust(_ADDRESS_BYTES))
+                sock.sendall(join_address(own, listener.getsockname()[1]).encode().ljust(ADDRESS_BYTES))
                 table = _read_table(me, sock, deadline)
             except OSError as error:
                 listener.close()
@@ -138,8 +138,8 @@ def _collect(me: Identity, door: socket.socket, here: str, deadline: float) -> l
     table = [here] * me.world_size
     try:
         for (peer, _), sock in socks.items():
-            table[peer] = _read(sock, _ADDRESS_BYTES, peer, deadline).decode().strip()
-        data = json.dumps(table).encode().ljust(_ADDRESS_BYTES * me.world_size)
+            table[peer] = _read(sock, ADDRESS_BYTES, peer, deadline).decode().strip()
+        data = json.dumps(table).encode().ljust(ADDRESS_BYTES * me.world_size)
         for sock in socks.values():
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.sendall(data)
@@ -152,7 +152,7 @@ def _collect(me: Identity, door: socket.socket, here: str, deadline: float) -> l
 
 
 def _read_table(me: Identity, sock: socket.socket, deadline: float) -> list[str]:
-    table = json.loads(_read(sock, _ADDRESS_BYTES * me.world_size, 0, deadline))
+    table = json.loads(_read(sock, ADDRESS_BYTES * me.world_size, 0, deadline))
     return [str(address) for address in table]
 
 

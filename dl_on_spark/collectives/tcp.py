@@ -9,6 +9,7 @@ the data and on all control lanes until the deadline.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import select
 import socket
@@ -58,7 +59,7 @@ class TcpBackend:
     ) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._data = {peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.DATA}
         self._control = ControlLanes({peer: sock for (peer, lane), sock in lanes.items() if lane is Lane.CONTROL})
         self._spin_s = _SPIN_S
@@ -133,6 +134,24 @@ class TcpBackend:
             fix="All ranks must call the same collectives in the same order with the same sizes and types.",
         )
 
+    def lost(self, call: Call, peer: int) -> NoReturn:
+        """Fail: another connection to ``peer`` than those here ended. Its control lane says why."""
+        if self.error is not None:
+            raise self.error
+        self._lost(call, peer, None)
+
+    def stalled(self, call: Call, peer: int) -> NoReturn:
+        """Fail: ``peer`` did not answer in time on another connection than those here."""
+        if self.error is not None:
+            raise self.error
+        self._stalled(call, peer, min(_GRACE_S, self.deadline_s / 10))
+
+    @property
+    def address(self) -> str:
+        """This host's address as a peer reaches it; one that other hosts reach, too, where there is one."""
+        found = [str(sock.getsockname()[0]) for sock in self._data.values()]
+        return next((it for it in found if not ipaddress.ip_address(it.split("%")[0]).is_loopback), found[0])
+
     def close(self, reason: str | None) -> None:
         """Tell the peers that this rank leaves (or fails with ``reason``) and wake a waiting thread."""
         if not self._closing:
@@ -184,8 +203,8 @@ class TcpBackend:
 
     def _block(self, call: Call, waits: dict[int, int], peer: int, idle_since: float) -> None:
         """Sleep until something can move, a peer says its last word, or the deadline passes."""
-        grace = min(_GRACE_S, self._deadline_s / 10)
-        left = idle_since + self._deadline_s - grace - time.monotonic()
+        grace = min(_GRACE_S, self.deadline_s / 10)
+        left = idle_since + self.deadline_s - grace - time.monotonic()
         if left > 0:
             _, news = self._control.wait(waits, left)
         else:
@@ -210,13 +229,13 @@ class TcpBackend:
         if notice.kind is NoticeKind.LEFT:
             self._fail(call, NoticeKind.FAILED, peer, f"rank {peer} closed its communicator")
         if notice.kind is NoticeKind.STALLED:
-            self._stalled(call, peer, min(_GRACE_S, self._deadline_s / 10))
+            self._stalled(call, peer, min(_GRACE_S, self.deadline_s / 10))
         self._fail(call, notice.kind, notice.culprit, notice.text, reported_by=peer)
 
     def _stalled(self, call: Call, peer: int, grace: float) -> NoReturn:
         """Nothing moved in time. Each rank tells whom it waits for; the silent end of the chain is it."""
         notices = self._control.notices
-        text = f"rank {peer} did not answer within {self._deadline_s:g} s in {call}"
+        text = f"rank {peer} did not answer within {self.deadline_s:g} s in {call}"
         self._control.tell(Notice(NoticeKind.STALLED, peer, text))
         self._shut_data_lanes()
         others = set(self._data) - {peer}
@@ -232,9 +251,9 @@ class TcpBackend:
         if culprit == self._rank and len(seen) == 1:
             text = f"the other ranks gave up waiting for rank {culprit}"
         elif culprit in seen:
-            text = f"the ranks wait for each other for {self._deadline_s:g} s; they called different collectives"
+            text = f"the ranks wait for each other for {self.deadline_s:g} s; they called different collectives"
         else:
-            text = f"rank {culprit} did not answer within {self._deadline_s:g} s"
+            text = f"rank {culprit} did not answer within {self.deadline_s:g} s"
         self._fail(call, NoticeKind.STALLED, culprit, text, told=True)
 
     def _fail(

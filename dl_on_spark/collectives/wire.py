@@ -31,6 +31,8 @@ _KINDS = (
     "alltoall",
     "shift",
     "hosts",
+    "request",
+    "answer",
 )
 _OPERATIONS = ("", *OPERATIONS)
 _ALGORITHMS = ("", *ALLREDUCE)

@@ -21,7 +21,7 @@ from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.jobs.bench_network import fit_exchanges
 from dl_on_spark.jobs.days import DaySplit, day_tables
-from dl_on_spark.lake import Schema, Snapshot, Statistics, compute_statistics
+from dl_on_spark.lake import Schema, Snapshot, compute_statistics
 from dl_on_spark.launch import LaunchRequest, launch, preflight
 
 if TYPE_CHECKING:
@@ -99,46 +99,34 @@ def run(
 def measure(spark: SparkSession, config: PipelineConfig, date: datetime.date) -> Measured:
     """Time steps on one worker at several batch sizes, then on ``training.num_workers`` together, and their network."""
     training = config.training
+    snapshot, job = training_data(spark, config, date)
+    most = min(snapshot.rows, training.global_batch_size)
+    sizes = sorted({max(1, most // part) for part in _SMALL_BATCHES}, reverse=True)
+    alone = time_steps(spark, config, 1, [(size, "allreduce") for size in sizes], job)
+    count = max(2, training.num_workers)
+    far = "local_sgd:every=1000000"
+    together = time_steps(spark, config, count, [(max(count, most), far), (max(count, most), "allreduce")], job)
+    return _measured(config, snapshot, alone[0], together)
+
+
+def training_data(spark: SparkSession, config: PipelineConfig, date: datetime.date) -> tuple[Snapshot, dict[str, Any]]:
+    """The training days' rows, pinned; and with schema and statistics as `training.measure.MeasureJob` takes them."""
     train_rows, _ = day_tables(config, DaySplit.of(config, date))
     snapshot = train_rows.snapshot(spark)
     schema = Schema.load(config.schema_path())
     schema.check(snapshot.schema, snapshot.uri, schema.feed_columns)
     statistics = compute_statistics(spark, snapshot, schema)
-    most = min(snapshot.rows, training.global_batch_size)
-    sizes = sorted({max(1, most // part) for part in _SMALL_BATCHES}, reverse=True)
-    alone = _launch(spark, config, 1, snapshot, schema, statistics, [(size, "allreduce") for size in sizes])
-    count = max(2, training.num_workers)
-    far = "local_sgd:every=1000000"
-    together = _launch(
-        spark, config, count, snapshot, schema, statistics, [(max(count, most), far), (max(count, most), "allreduce")]
-    )
-    return _measured(config, snapshot, alone[0], together)
+    job = {"snapshot": snapshot.to_json(), "schema": schema.to_dict(), "statistics": statistics.to_json()}
+    return snapshot, job
 
 
-def _launch(
-    spark: SparkSession,
-    config: PipelineConfig,
-    workers: int,
-    snapshot: Snapshot,
-    schema: Schema,
-    statistics: Statistics,
-    cases: list[tuple[int, str]],
+def time_steps(
+    spark: SparkSession, config: PipelineConfig, workers: int, cases: Sequence[tuple[int, str]], data: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    """What each of so many workers says of the cases, ``(global batch, sync)``, on the data of `training_data`."""
     training = config.training
-    job = {
-        "model": training.model,
-        "snapshot": snapshot.to_json(),
-        "schema": schema.to_dict(),
-        "statistics": statistics.to_json(),
-        "cases": tuple(cases),
-    }
-    preflight(
-        spark,
-        workers,
-        gpus_per_worker=training.gpus_per_worker,
-        cpus_per_worker=training.cpus_per_worker,
-        readable=[snapshot.uri],
-    )
+    job = {"model": training.model, "cases": tuple(cases), **data}
+    preflight(spark, workers, gpus_per_worker=training.gpus_per_worker, cpus_per_worker=training.cpus_per_worker)
     request = LaunchRequest(
         num_workers=workers,
         entry=ENTRY,

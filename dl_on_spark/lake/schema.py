@@ -23,6 +23,7 @@ from pydantic import Field as PydanticField
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import ddl, nested
 from dl_on_spark.lake.preprocess_spec import Preprocess, checked
+from dl_on_spark.lake.tensor_columns import TENSOR_CODECS, TENSOR_DTYPES, TensorColumn, difference
 from dl_on_spark.yaml_text import load_yaml
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Role = Literal["feature", "label", "weight", "key", "partition"]
+Codec = Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"]
 _DEFAULT_OOV = 1
 _DTYPES = {
     "bool",
@@ -66,7 +68,8 @@ class Checks(BaseModel):
 
 class Field(BaseModel):
     """One column. ``type`` is Spark DDL, or ``vector`` for Spark ML's; ``shape`` and ``dtype`` describe the tensor
-    of one row. ``pad``: the value that fills lists up which are shorter than ``shape``."""
+    of one row, ``codec`` how it is stored in a binary column. ``pad``: the value that fills lists and encoded tensors
+    up which are smaller than ``shape``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,7 +80,7 @@ class Field(BaseModel):
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
     pad: Any = None
-    codec: Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"] | None = None
+    codec: Codec | None = None
     nulls: Literal["refuse", "indicator"] | dict[Literal["fill"], Any] = "refuse"
     checks: Checks = Checks()
     preprocess: Preprocess | None = None
@@ -113,10 +116,13 @@ class Field(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         kind, element = self.arrow_type, ddl.element_type(self.arrow_type)
+        if self.codec in TENSOR_CODECS:
+            element = self._tensor_element()
         if self.step is not None and ddl.is_vector(kind):
             raise ValueError("a vector is fed as it is; preprocess it with Spark ML's stages")
-        if self.pad is not None and not (pa.types.is_list(self.arrow_type) and len(self.shape or ()) == 1):
-            raise ValueError("pad needs a list and a shape of one number")
+        padded_list = pa.types.is_list(self.arrow_type) and len(self.shape or ()) == 1
+        if self.pad is not None and not (padded_list or (self.codec in TENSOR_CODECS and self.shape)):
+            raise ValueError("pad needs a list and a shape of one number, or a codec and a shape")
         text, scalar_text = pa.types.is_string(element), pa.types.is_string(kind)
         number = not any(is_(element) for is_ in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
         if self.step in {"standardize", "bucketize"} and not number:
@@ -143,6 +149,20 @@ class Field(BaseModel):
         nothing = allowed is not None and not allowed
         if nothing or (isinstance(low, float) and isinstance(high, float) and low > high):
             raise ValueError("checks: no value passes (in: [], or min above max)")
+
+    def _tensor_element(self) -> pa.DataType:
+        """What an encoded tensor holds. Raises `ValueError` for entries that fit no codec."""
+        if not pa.types.is_binary(self.arrow_type):
+            raise ValueError(f"codec {self.codec} needs type: binary, not {self.type}")
+        if self.step is not None:
+            raise ValueError("an encoded tensor is fed as it is; preprocess it in the model")
+        dtype = self.tensor_spec()[1]
+        if dtype not in TENSOR_DTYPES:
+            raise ValueError(f"codec {self.codec} has no tensors of dtype {dtype!r}")
+        element = pa.from_numpy_dtype(dtype)
+        if self.pad is not None and not _fills(self.pad, element):
+            raise ValueError(f"pad: {_shown(self.pad)} is no value of dtype {dtype}")
+        return element
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -192,6 +212,8 @@ class Field(BaseModel):
             return shape, "int32"
         if self.dtype is not None:
             return shape, self.dtype
+        if self.codec in TENSOR_CODECS:
+            return shape, "uint8" if self.codec in {"png", "jpeg"} else "float32"
         return shape, _dtype(self.arrow_type)
 
 
@@ -327,6 +349,15 @@ class Schema:
                 raise SchemaError(
                     f"{uri}: column {name!r} has type {kind}; {self.source} asks for {field.type}.",
                     fix="Correct `type` in the schema, or write the column with that type.",
+                )
+            if field.codec not in TENSOR_CODECS:
+                continue
+            shape, dtype = field.tensor_spec()
+            asked = difference(found, field.codec, dtype, shape, padded=field.pad is not None)
+            if asked is not None:
+                raise SchemaError(
+                    f"{uri}: column {name!r} holds {TensorColumn.of(found)}; {self.source} asks for {asked}.",
+                    fix="Correct codec, dtype and shape in the schema (`dl-on-spark table inspect` shows them).",
                 )
 
     def to_arrow(self) -> pa.Schema:

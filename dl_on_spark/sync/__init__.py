@@ -7,6 +7,7 @@ from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.elastic_averaging import ElasticAveraging
 from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
+from dl_on_spark.sync.parameter_server import ParameterServer
 from dl_on_spark.sync.registry import STRATEGIES, parse_sync
 from dl_on_spark.sync.schedule import Quadratic, Stepped
 
@@ -18,6 +19,7 @@ __all__ = [
     "LocalSGD",
     "Momentum",
     "Nesterov",
+    "ParameterServer",
     "Quadratic",
     "StepRows",
     "Stepped",

@@ -136,6 +136,13 @@ class FlatVariables:
         if self._write is not None:
             self._write(flat)
 
+    def assign(self, flat: Any) -> None:
+        """Assign a flat tensor; as part of a graph."""
+        import tensorflow as tf
+
+        for variable, part in zip(self.variables, tf.split(flat, self._sizes), strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
     def _functions(self) -> tuple[Any, Any]:
         import tensorflow as tf
 
@@ -143,8 +150,7 @@ class FlatVariables:
             return tf.concat([tf.reshape(tf.cast(v.value, self.dtype), [-1]) for v in self.variables], 0)
 
         def write(flat: Any) -> None:
-            for variable, part in zip(self.variables, tf.split(flat, self._sizes), strict=True):
-                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            self.assign(flat)
 
         signature = [tf.TensorSpec([sum(self._sizes)], self.dtype)]
         return tf.function(read), tf.function(write, input_signature=signature)

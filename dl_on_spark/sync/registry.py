@@ -16,6 +16,7 @@ from dl_on_spark.sync.base import SyncStrategy
 from dl_on_spark.sync.elastic_averaging import ElasticAveraging
 from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
+from dl_on_spark.sync.parameter_server import ParameterServer
 from dl_on_spark.sync.schedule import SCHEDULES
 
 STRATEGIES: dict[str, type[Any]] = {
@@ -23,6 +24,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "local_sgd": LocalSGD,
     "elastic_averaging": ElasticAveraging,
     "gossip": Gossip,
+    "parameter_server": ParameterServer,
 }
 OUTER: dict[str, type[Any]] = {"momentum": Momentum, "nesterov": Nesterov}
 
@@ -59,6 +61,10 @@ def _value(option: str, text: str, whole: str) -> Any:
         return None
     if option in {"compress", "topology"}:
         return text
+    if option == "staleness" and text in {"inf", "none", "unbounded"}:
+        return None
+    if option in {"scale_by_staleness", "noise_scale"} and text.lower() in {"true", "false"}:
+        return text.lower() == "true"
     match = _CALL.fullmatch(text)
     if option == "every" and match and match[2] is not None:
         schedule = _known(match[1], SCHEDULES, f"sync {whole!r}: schedule")

@@ -154,16 +154,27 @@ class RunFolder:
 
     def next_attempt(self) -> Attempt:
         """Take over: the attempts before can no longer commit."""
-        found = self._current()
+        found = self.current_attempt()
         attempt = Attempt(1 if found is None else found.number + 1, uuid.uuid4().hex)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
         self.write(_ATTEMPT, json.dumps({"attempt": attempt.number, "token": attempt.token, **owner}))
         return attempt
 
+    def current_attempt(self) -> Attempt | None:
+        """The attempt that may commit; None before the first. Raises `ConfigError` when its file cannot be read."""
+        data = self.read(_ATTEMPT)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+            return Attempt(int(found["attempt"]), str(found.get("token", "")))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged(_ATTEMPT, error) from error
+
     def is_current(self, attempt: Attempt) -> bool:
         """Whether `attempt` may still commit."""
-        return self._current() == attempt
+        return self.current_attempt() == attempt
 
     def give_up(self, attempt: Attempt) -> None:
         """Leave no trace of `attempt` in a folder where no run has begun."""
@@ -186,16 +197,6 @@ class RunFolder:
             return
         # An object store has no append: the whole small file is put again.
         self.write(_EVENTS, (self.read(_EVENTS) or b"") + line.encode())
-
-    def _current(self) -> Attempt | None:
-        data = self.read(_ATTEMPT)
-        if data is None:
-            return None
-        try:
-            found = json.loads(data)
-            return Attempt(int(found["attempt"]), str(found.get("token", "")))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(_ATTEMPT, error) from error
 
     def _damaged(self, name: str, error: Exception) -> ConfigError:
         return ConfigError(

@@ -20,6 +20,7 @@ from dl_on_spark.sync import (
     LocalSGD,
     Momentum,
     Nesterov,
+    ParameterServer,
     Quadratic,
     Stepped,
     SyncStrategy,
@@ -39,6 +40,7 @@ schedules = st.builds(lambda first, more: Stepped(((0, first), *more)), counts, 
 local = st.builds(LocalSGD, every=counts | schedules, outer=outers, start_at=st.integers(0, 10**6))
 elastic = st.builds(ElasticAveraging, st.none() | st.floats(1e-6, 1), st.integers(1, 10**6))
 gossip = st.builds(Gossip, st.sampled_from(sorted(TOPOLOGIES)), st.integers(1, 10**6))
+server = st.builds(ParameterServer, st.none() | st.integers(0, 10**6), st.booleans())
 
 
 fractions = st.floats(1e-6, 1)
@@ -52,7 +54,14 @@ codecs = (
 )
 
 
-@given(local | elastic | gossip | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs))
+@given(
+    local
+    | elastic
+    | gossip
+    | server
+    | st.builds(Allreduce, noise_scale=st.booleans())
+    | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs)
+)
 def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
     assert parse_sync(str(strategy)) == strategy
     assert parse_sync(strategy) is strategy
@@ -65,6 +74,8 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         (" local_sgd ", LocalSGD()),
         ("allreduce:compress=none", Allreduce()),
         ("allreduce:compress=fp16", Allreduce(compress=CODECS["fp16"]())),
+        ("allreduce:noise_scale=true", Allreduce(noise_scale=True)),
+        ("allreduce:noise_scale=false", Allreduce()),
         ("allreduce:compress=topk", Allreduce(compress=TopK(0.01))),
         ("allreduce:bucket_mb=4,compress=dgc(0.01, 0.9)", Allreduce(bucket_mb=4, compress=DGC(0.01, 0.9))),
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
@@ -76,6 +87,10 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         ("elastic_averaging:alpha=0.5,every=4", ElasticAveraging(alpha=0.5, every=4)),
         ("gossip:topology=ring", Gossip()),
         ("gossip:topology=exponential, every=2", Gossip("exponential", every=2)),
+        ("parameter_server", ParameterServer()),
+        ("parameter_server:staleness=4", ParameterServer(4)),
+        ("parameter_server:staleness=inf, scale_by_staleness=true", ParameterServer(None, True)),
+        ("parameter_server:staleness=unbounded,scale_by_staleness=False", ParameterServer(None)),
     ],
 )
 def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
@@ -112,7 +127,16 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("gossip:topology=star", "'star' is unknown"),
         ("gossip:topology=1", "'1' is unknown"),
         ("gossip:every=0.5", "every=0.5"),
+        ("parameter_server:staleness=-1", "staleness=-1"),
+        ("parameter_server:staleness=1.5", "staleness=1.5"),
+        ("parameter_server:staleness=nan", "staleness=nan"),
+        ("parameter_server:staleness=much", "staleness=much is not a number"),
+        ("parameter_server:scale_by_staleness=2", "scale_by_staleness=2"),
+        ("parameter_server:stalenes=2", "Did you mean 'staleness'"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
+        ("allreduce:noise_scale=1", "noise_scale=1"),
+        ("allreduce:noise_scale=true,compress=fp16", "noise_scale with compress=fp16"),
+        ("local_sgd:every=true", "every=true is not a number"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],
 )

@@ -136,6 +136,7 @@ def test_two_workers_take_the_steps_of_one_and_report_its_metrics(
         "allreduce:compress=topk(0.05)",
         LocalSGD(every=4, outer=Nesterov(0.7, 0.9)),
         "elastic_averaging:every=4",
+        "parameter_server",
     ],
     ids=str,
 )
@@ -156,6 +157,23 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
     assert_same_weights(expected, result, 0.0)
     assert_same_history(expected, result)
     assert attempts(result.run_dir) == [None, "step-00000006-a001"]
+    assert_no_worker_is_left()
+
+
+@pytest.mark.faults
+def test_an_asynchronous_run_goes_on_after_a_kill_and_applies_every_gradient_once(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    options = {"sync": "parameter_server:staleness=2", "steps_per_execution": 2, "checkpoint_every": 6}
+    killer = models.kill_once(str(tmp_path / "killed"), rank_to_kill=1, step=9)
+    result = fit(spark, table, tmp_path / "run", callbacks=killer, **options)
+    assert result.restarts == 1
+    assert result.steps == 2 * 17
+    assert attempts(result.run_dir) == [None, "step-00000006-a001"]
+    counted = [value for name, value in result.metrics.items() if name.removeprefix("staleness_").isdigit()]
+    assert sum(counted) == 2 * result.steps
+    assert result.metrics["staleness_max"] <= 4
+    assert result.history["loss"][-1] < result.history["loss"][0]
     assert_no_worker_is_left()
 
 
@@ -187,6 +205,27 @@ def test_a_run_goes_on_with_another_number_of_workers(
     fit(spark, table, tmp_path / "run", epochs=1, validation=validation, num_workers=1)
     resumed = fit(spark, table, tmp_path / "run", epochs=2, validation=validation, num_workers=2, resume="must")
     assert_same_weights(undisturbed, resumed, 1e-4)
+
+
+def test_large_batches_from_the_builder_to_the_noise_scale(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    options = {
+        "model": f"{MODELS}:build_for_large_batches",
+        "sync": "allreduce:noise_scale=true",
+        "class_weight": {0: 1.0, 1: 2.5},
+    }
+    result = fit(spark, table, tmp_path / "run", **options)
+    steps = -(-ROWS // 64)
+    assert result.steps == 2 * steps // 3
+    assert len(result.history["noise_scale"]) == 2
+    assert 1 <= result.metrics["noise_scale"] <= ROWS
+    again = fit(spark, table, tmp_path / "run", **options)
+    assert again == result and len(attempts(tmp_path / "run")) == 1
+    unweighted = fit(spark, table, tmp_path / "run", **{**options, "class_weight": None})
+    assert unweighted.history["loss"][0] < 0.8 * result.history["loss"][0]
+    assert attempts(tmp_path / "run") == [None, None]
+    longer = fit(spark, table, tmp_path / "run", **{**options, "class_weight": None}, epochs=3)
+    assert longer.steps == steps  # the sum of two batches is in the checkpoint between
+    assert attempts(tmp_path / "run")[-1] is not None
 
 
 def test_a_users_error_on_one_rank_is_the_first_thing_shown_and_ends_the_run(
