@@ -227,16 +227,10 @@ def _check_executors(
         asked = time.time()
         job.start()
         if not job.join(wait_s):
+            running = job.active_tasks()
             job.cancel()
             job.join(_CANCEL_S)
-            return [
-                Finding(
-                    "error",
-                    f"{num_workers} tasks did not start together and end within {wait_s:.0f} s.",
-                    "the cluster",
-                    "Other jobs may hold the slots: end them, or ask for fewer workers.",
-                )
-            ]
+            return [_explain_slow_probe(num_workers, running or 0, wait_s)]
     if job.outcomes is None:
         return [_explain_probe_failure(spark, job.error)]
     answered, local = time.time(), is_local(spark)
@@ -247,6 +241,23 @@ def _check_executors(
         where, workers = _where(report), here[report["host"]]
         findings += judge(report, where, asked=asked, answered=answered, workers_here=workers, local=local)
     return findings
+
+
+def _explain_slow_probe(num_workers: int, running: int, wait_s: float) -> Finding:
+    """Tasks that never started have no slots; tasks that run and say nothing are on hosts that are too busy."""
+    if running:
+        return Finding(
+            "error",
+            f"{running} of {num_workers} tasks that start Python and look around have not ended in {wait_s:.0f} s.",
+            "the executors",
+            "Their hosts are busy, or their Python is slow to start: look at their load, then try again.",
+        )
+    return Finding(
+        "error",
+        f"{num_workers} tasks did not start together within {wait_s:.0f} s.",
+        "the cluster",
+        "Other jobs may hold the slots: end them, or ask for fewer workers.",
+    )
 
 
 def _where(report: dict[str, Any]) -> str:

@@ -115,13 +115,13 @@ class CheckpointStore:
     def put(self, step: int, name: str, tensors: Tensors) -> FileDigest:
         """Write one file of the checkpoint of `step`."""
         data = safetensors.save({key: np.asarray(value, order="C") for key, value in tensors.items()})
-        storage.write_bytes(storage.join(self._folder(step), name), data)
+        _write(storage.join(self._folder(step), name), data)
         return FileDigest(name, len(data), hashlib.sha256(data).hexdigest())
 
     def commit(self, manifest: Manifest) -> None:
         """Make the checkpoint complete. Raises `CheckpointError` when a later attempt is at work."""
         self.fence()
-        storage.write_bytes(storage.join(self._folder(manifest.step), _MANIFEST), _sealed(manifest))
+        _write(storage.join(self._folder(manifest.step), _MANIFEST), _sealed(manifest))
 
     def latest(self) -> Checkpoint | None:
         """The complete, undamaged checkpoint that is furthest; damaged ones are named in the log.
@@ -190,6 +190,14 @@ class CheckpointStore:
 def rank_file(rank: int) -> str:
     """Name of the file of one rank."""
     return f"rank-{rank:04d}.safetensors"
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        storage.write_bytes(path, data)
+    except OSError as error:
+        fix = "Mend the folder's permissions or make room on its disk; the same command resumes the run."
+        raise CheckpointError(f"{path} cannot be written ({error}).", fix=fix) from error
 
 
 def _sealed(manifest: Manifest) -> bytes:

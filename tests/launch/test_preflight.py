@@ -1,5 +1,7 @@
 """Preflight on a real session: what is refused, what is said, and that nothing is left behind."""
 
+import sys
+import time
 import venv
 
 import pytest
@@ -100,6 +102,14 @@ def test_an_interpreter_that_does_not_exist_is_refused_by_its_path(spark, monkey
         preflight(spark, 2)
     assert "/no/such/python" in caught.value.message
     assert "at org." not in str(caught.value)
+
+
+def test_a_probe_that_runs_but_does_not_end_is_not_blamed_on_slots(spark, monkeypatch):
+    module = sys.modules["dl_on_spark.launch.preflight"]  # its function has the same name
+    monkeypatch.setattr(module, "make_probe", lambda *_: lambda: time.sleep(60) or {})
+    monkeypatch.setattr(module, "DEADLINE_S", 12.0)
+    with pytest.raises(PreflightError, match=r"2 of 2 tasks .* have not ended .* Their hosts are busy"):
+        preflight(spark, 2)
 
 
 def test_folders_that_can_be_used_pass_and_keep_no_trace(spark, tmp_path):

@@ -183,3 +183,10 @@ def test_a_store_without_rename_append_or_random_writes_holds_checkpoints(monkey
         "step-00000030-a001",
         "step-00000040-a001",
     }
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    store = CheckpointStore(str(tmp_path), 1, lambda: True)
+    with pytest.raises(CheckpointError, match=r"step-00000004-a001/model\.safetensors cannot be written .*make room"):
+        store.put(4, "model.safetensors", {"w": np.zeros(2)})
