@@ -2,10 +2,10 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test check format package clean
+.PHONY: help venv demo test check format package interop interop-test clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 venv:  ## make .venv with the pinned dependencies
 	@tools/make_venv.sh $(VENV)
@@ -29,5 +29,12 @@ format: venv  ## format the code
 package: venv  ## archive for spark-submit --py-files
 	@$(BIN)/dl-on-spark package
 
+interop: interop-test  ## petastorm's own writer and readers against ours, values and speed, in an environment of their own
+	@.venv-interop/bin/python -W ignore benchmarks/interop.py --rounds 3 2> /dev/null
+
+interop-test:  ## the values alone
+	@tools/make_interop_venv.sh .venv-interop
+	@PYSPARK_PYTHON=$(CURDIR)/.venv-interop/bin/python .venv-interop/bin/python -m pytest tests/interop
+
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-interop build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ __all__ = [
     "TrainingResult",
     "__version__",
     "open_table",
+    "plan",
 ]
 
 _EXPORTS = {
@@ -32,9 +33,11 @@ _EXPORTS = {
     "Trainer": "dl_on_spark.training",
     "TrainingResult": "dl_on_spark.training",
     "open_table": "dl_on_spark.input_pipeline",
+    "plan": "dl_on_spark.concurrency",
 }
 
 if TYPE_CHECKING:
+    from dl_on_spark.concurrency import plan
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
     from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dl_on_spark.config import PipelineConfig, load_config
-from dl_on_spark.errors import Cancelled, ConfigError, DLOnSparkError
+from dl_on_spark.errors import Cancelled, ConfigError, DLOnSparkError, InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +36,8 @@ table = typer.Typer(name="table", help="Look at a table on the lake.", no_args_i
 app.add_typer(table)
 bench = typer.Typer(name="bench", help="Measure this cluster.", no_args_is_help=True)
 app.add_typer(bench)
+checkpoints = typer.Typer(name="checkpoints", help="Look at what a run has saved.", no_args_is_help=True)
+app.add_typer(checkpoints)
 
 Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
 Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
@@ -256,6 +258,69 @@ def package(
     _show("package", {"archive": str(output), "files": len(names), "bytes": output.stat().st_size}, as_json)
 
 
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Option("--config", help="The pipeline.yaml; default: Spark alone.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Default: the pipeline's, or 2.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether this cluster can train: settings, slots, versions, room, ways between hosts, access to the lake."""
+    from dl_on_spark.jobs import doctor as job
+    from dl_on_spark.jobs.session import spark_session
+
+    _prepare_logging(as_json)
+    pipeline = None if config is None else load_config(config, overrides or ())
+    with spark_session(pipeline, "doctor") as spark:
+        findings = job.run(spark, pipeline, workers)
+    if as_json:
+        _show("doctor", job.as_dict(findings), True)
+    else:
+        job.show(findings, Console())
+    if not job.is_ready(findings):
+        raise typer.Exit(ConfigError.exit_code)
+
+
+Run = Annotated[str, typer.Argument(help="Folder of the run.")]
+
+
+@checkpoints.command("list")
+def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
+    """The checkpoints of a run, furthest first."""
+    _show_checkpoints(run, as_json, verify=False)
+
+
+@checkpoints.command("verify")
+def verify_checkpoints(run: Run, as_json: AsJson = False) -> None:
+    """Read every file of every checkpoint against its checksum; exit code 2 where one is damaged."""
+    _show_checkpoints(run, as_json, verify=True)
+
+
+@checkpoints.command("prune")
+def prune_checkpoints(
+    run: Run,
+    keep: Annotated[int, typer.Option(help="Whole checkpoints that stay, the furthest ones.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a run's older checkpoints, and what its earlier attempts left half-written."""
+    from dl_on_spark.jobs import checkpoints as job
+
+    removed = job.prune(run, keep)
+    _show("prune", {"run": run, "removed": removed if as_json else ", ".join(removed) or "nothing"}, as_json)
+
+
+def _show_checkpoints(run: str, as_json: bool, *, verify: bool) -> None:
+    from dl_on_spark.jobs import checkpoints as job
+
+    saved = job.found(run, verify=verify)
+    if as_json:
+        _show("checkpoints", job.as_dict(run, saved), True)
+    else:
+        job.show(run, saved, Console(), verified=verify)
+    if any(one.problem for one in saved):
+        raise typer.Exit(ConfigError.exit_code)
+
+
 @table.command("inspect")
 def inspect_table(
     uri: Annotated[str, typer.Argument(help="A folder, a file or a URI.")],
@@ -402,6 +467,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except DLOnSparkError as error:
         _show_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if isinstance(error, ConnectionError | TimeoutError):  # no file that the user could mend
+            raise
+        said = str(error) if error.filename is None else f"{error.filename}: {error.strerror}."
+        _show_error(InputError(said, fix="Mend the path, its permissions, or the room on its disk."))
+        sys.exit(InputError.exit_code)
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise

@@ -8,20 +8,42 @@ overrides one entry; the value is read as YAML.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.yaml_text import load_yaml
 
+_WHOLE = 2**31 - 1  # what fits a signed 32-bit integer: no count here is more
+Count = Annotated[int, Field(gt=0, le=_WHOLE)]
+# Each metric of an evaluation, and where it is better.
+_BETTER: dict[str, Literal["max", "min"]] = {
+    "auc": "max",
+    "accuracy": "max",
+    "log_loss": "min",
+    "mean_squared_error": "min",
+    "mean_absolute_error": "min",
+}
+
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any) -> Any:
+        """No entry is a truth value, though Python counts true as 1; no path or name holds a zero byte."""
+        if isinstance(value, bool):
+            raise ValueError(f"{str(value).lower()} is no value here")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("the text holds a zero byte")
+        return value
 
 
 class SourceConfig(_Section):
@@ -34,7 +56,9 @@ class SourceConfig(_Section):
         default=None,
         description="hive partition column (one folder a day) that limits the read to the days asked for",
     )
-    lookback_days: int = Field(default=0, ge=0, description="days before the first day that the transform needs")
+    lookback_days: int = Field(
+        default=0, ge=0, le=36_500, description="days before the first day that the transform needs"
+    )
 
 
 class EtlConfig(_Section):
@@ -45,7 +69,7 @@ class EtlConfig(_Section):
     table: str = "tables/features"
     quarantine: str = "tables/quarantine"
     max_rejected: float = Field(default=0.05, ge=0, le=1, description="fail when more than this share is rejected")
-    rows_per_file: PositiveInt = 1_000_000
+    rows_per_file: Count = 1_000_000
 
 
 class TrainingConfig(_Section):
@@ -53,38 +77,46 @@ class TrainingConfig(_Section):
 
     model: str = Field(description="module:function([schema]) -> compiled keras.Model")
     sync: str = "allreduce"
-    num_workers: PositiveInt = 2
-    gpus_per_worker: int = Field(default=0, ge=0)
-    cpus_per_worker: PositiveInt | None = None
-    global_batch_size: PositiveInt = Field(default=4096, description="rows per optimizer step over all workers")
-    epochs: PositiveInt = 3
-    seed: int = 7
-    days: PositiveInt = Field(default=90, description="days trained on, before the held-out ones")
-    holdout_days: PositiveInt = Field(
-        default=7, description="last days up to --date: validation and gate, never trained on"
-    )
+    num_workers: Count = 2
+    gpus_per_worker: int = Field(default=0, ge=0, le=_WHOLE)
+    cpus_per_worker: Count | None = None
+    global_batch_size: Count = Field(default=4096, description="rows per optimizer step over all workers")
+    epochs: Count = 3
+    seed: int = Field(default=7, ge=0, lt=2**32)
+    class_weight: dict[int, float] | None = Field(default=None, description="weight of a row by its label's class")
+    days: Count = Field(default=90, description="days trained on, before the held-out ones")
+    holdout_days: Count = Field(default=7, description="last days up to --date: validation and gate, never trained on")
     where: str | None = None
     checkpoint_dir: str = "checkpoints"
-    checkpoint_every: PositiveInt | None = Field(default=None, description="steps; epoch ends always")
-    max_restarts: int = Field(default=3, ge=0)
+    checkpoint_every: Count | None = Field(default=None, description="steps; epoch ends always")
+    max_restarts: int = Field(default=3, ge=0, le=_WHOLE)
     deadline_s: float = Field(default=600, gt=0)
 
 
 class GateConfig(_Section):
     """What a candidate must reach to be published."""
 
-    metric: str = "auc"
-    direction: Literal["max", "min"] = "max"
+    metric: Literal["auc", "accuracy", "log_loss", "mean_squared_error", "mean_absolute_error"] = "auc"
+    direction: Literal["max", "min"] = Field(
+        default_factory=lambda given: _BETTER.get(given.get("metric", ""), "max"), description="where it is better"
+    )
     floor: float | None = Field(default=None, description="absolute value that the metric must reach")
     min_gain_over_baseline: float = Field(default=0.0, description="margin over the constant-rate baseline")
     tolerance: float = Field(default=0.0, ge=0, description="how much worse than the current model is still accepted")
+
+    @model_validator(mode="after")
+    def _prefers_the_better(self) -> Self:
+        """The other direction would let the worse model pass and refuse the better one."""
+        if self.direction != _BETTER[self.metric]:
+            raise ValueError(f"direction: {self.metric} is better at its {_BETTER[self.metric]}, not {self.direction}")
+        return self
 
 
 class ScoringConfig(_Section):
     """Where scores go."""
 
     table: str = "tables/scores"
-    batch_size: PositiveInt = 8192
+    batch_size: Count = 8192
 
 
 class PipelineConfig(_Section):
@@ -121,18 +153,19 @@ class PipelineConfig(_Section):
             "scoring.table": self.scoring.table,
         }
         sources = {f"etl.sources.{name}.path": source.path for name, source in self.etl.sources.items()}
-        folders = {entry: f"{self.data_path(path).rstrip('/')}/" for entry, path in {**written, **sources}.items()}
-        for entry in written:
-            for other, folder in folders.items():
-                if other != entry and folder.startswith(folders[entry]):
-                    raise ValueError(f"{entry} and {other} share the folder {folders[entry]}; give each its own")
+        folders = {entry: _normal(self.data_path(path)) for entry, path in {**written, **sources}.items()}
+        for (entry, folder), (other, below) in itertools.permutations(folders.items(), 2):
+            if below.startswith(folder) and (entry in written or other in written):
+                raise ValueError(f"{entry} and {other} share the folder {folder}; give each its own")
         return self
 
     def data_path(self, path: str) -> str:
         """`path` under `lake`, unless it is absolute or a URI."""
         if "://" in path or path.startswith("/"):
             return path
-        lake = self.lake if "://" in self.lake else str(Path(self.lake).absolute())
+        if path.startswith("~"):
+            return str(Path(path).expanduser())
+        lake = self.lake if "://" in self.lake else str(Path(self.lake).expanduser().absolute())
         return f"{lake.rstrip('/')}/{path}"
 
     def schema_path(self, path: str | None = None) -> Path:
@@ -177,14 +210,18 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     *parents, last = key.strip().split(".")
     section = data
     for depth, name in enumerate(parents):
-        if name == "spark" and depth == 0:  # Spark's own keys hold dots: spark.spark.sql.ansi.enabled=true
-            section = section.setdefault("spark", {})
-            last = ".".join([*parents[1:], last])
-            break
         section = section.setdefault(name, {})
+        if isinstance(section, dict) and name == "spark" and depth == 0:
+            last = ".".join([*parents[1:], last])  # Spark's own keys hold dots: spark.spark.sql.ansi.enabled=true
+            break
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section.")
     section[last] = value
+
+
+def _normal(folder: str) -> str:
+    """The folder with a slash at its end; one way of writing it on a local disk."""
+    return f"{(folder if '://' in folder else os.path.normpath(folder)).rstrip('/')}/"
 
 
 def _explain(error: ValidationError) -> str:
@@ -192,12 +229,12 @@ def _explain(error: ValidationError) -> str:
     findings = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"])
-        text = item["msg"]
+        text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             known = _names_in(PipelineConfig, [str(part) for part in item["loc"][:-1]])
             near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
             text = f"unknown entry; did you mean {near[0]!r}?" if near else f"unknown entry; known: {', '.join(known)}"
-        findings.append(f"{place}: {text}" if place else text.removeprefix("Value error, "))
+        findings.append(f"{place}: {text}" if place else text)
     return "; ".join(findings).rstrip(".?") + "."
 
 

@@ -37,6 +37,15 @@ def test_overrides_are_read_as_yaml_and_reach_nested_sections() -> None:
         ("epochs", "is not key=value"),
         ("name.x=1", "name is not a section"),
         ("training.epochs=[", "not YAML"),
+        ("training.epochs=true", "training.epochs: true is no value here"),
+        ("training.seed=4294967296", "training.seed: Input should be less than 4294967296"),
+        ("training.num_workers=1e30", "training.num_workers"),
+        ("etl.sources.weather.lookback_days=1000000", "etl.sources.weather.lookback_days"),
+        ('lake="a\\0b"', "lake: the text holds a zero byte"),
+        ("gate.floor=.nan", "gate.floor: Input should be a finite number"),
+        ("gate.metric=aucc", "gate.metric: Input should be 'auc'"),
+        ("gate={metric: log_loss, direction: max}", "log_loss is better at its min, not max"),
+        ("spark=", "spark: Input should be a valid dictionary"),
     ],
 )
 def test_a_wrong_entry_is_named_with_the_nearest_right_one(override: str, said: str) -> None:
@@ -70,9 +79,26 @@ def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         ("etl.table=raw/flights", "etl.table and etl.sources.flights.path share the folder"),
         ("etl.table=raw", "etl.table and etl.sources.flights.path share the folder"),
         ("etl.quarantine=tables/flight_features/rejected", "etl.table and etl.quarantine share the folder"),
+        ("etl.table=tables/../raw/./flights", "etl.table and etl.sources.flights.path share the folder"),
+        ("etl.table=.", "etl.table and etl.quarantine share the folder"),
+        ("etl.table=raw/flights/features", "etl.sources.flights.path and etl.table share the folder"),
     ],
 )
 def test_a_table_that_another_entry_reads_or_writes_is_refused(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(PIPELINE, [override])
     load_config(PIPELINE, ["scoring.table=tables/flight_features_scored"])
+
+
+def test_a_section_without_entries_cannot_be_overridden_inside(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(PIPELINE.read_text() + "spark:\n")
+    with pytest.raises(ConfigError, match="spark is not a section"):
+        load_config(file, ["spark.spark.sql.shuffle.partitions=4"])
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_config(PIPELINE, ["lake=~/lake", "registry=~/models"])
+    assert config.data_path("raw") == f"{tmp_path}/lake/raw"
+    assert config.data_path(config.registry) == f"{tmp_path}/models"

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from dl_on_spark import Schema, open_table
 from dl_on_spark.cli import app
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -26,10 +27,14 @@ def test_the_page_on_tables(
         pq.write_table(pa.table({**columns, "place": [{"x": float(i)} for i in range(3)]}), folder / "a.parquet")
     monkeypatch.chdir(tmp_path)
     text = (DOCS / "tables.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(block, "tables.md", "exec"), {})
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "tables.md", "exec"), names)
     said = capsys.readouterr().out
-    assert said.startswith("parquet 2 1 ") and "'place.x': (2,)" in said
+    assert said.startswith("parquet 2 1 ") and "'place.x': (2,)" in said and "300 rows, one file a batch" in said
+    assert open_table("lake/digits").snapshot().format == "petastorm"
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert Schema.from_yaml(f"name: t\n{yaml}")["points"].tensor_spec() == ((500, 3), "float32")
     (command,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     shown = CliRunner().invoke(app, shlex.split(command)[1:])
     assert shown.exit_code == 0 and "Split over 4 workers" in shown.output
@@ -40,3 +45,20 @@ def test_the_page_on_planning(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(block, "planning.md", "exec"), {})
     assert re.match(r"Take .* on \d+ workers: [\d,]+ rows/s", capsys.readouterr().out)
+
+
+def test_the_page_on_synchronization() -> None:
+    from dl_on_spark import Schema
+    from dl_on_spark.input_pipeline import SamplePlan
+    from dl_on_spark.training.model_loading import build
+
+    text = (DOCS / "synchronization.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "synchronization.md", "exec"), names)
+    fields = {name: {"type": "float", "role": role} for name, role in (("x", "feature"), ("y", "label"))}
+    plan = SamplePlan.create([4096], num_workers=2, global_batch_size=1024, seed=1)
+    rate = build(
+        names["build_model"], Schema.from_dict({"name": "page", "fields": fields}), plan
+    ).optimizer._learning_rate
+    assert [round(float(rate(step)), 6) for step in (0, 10, 20, 99)] == [0.05, 0.125, 0.2, 0.2]

@@ -253,6 +253,17 @@ class Communicator:
         self._message(array, src, self.rank)
         return array
 
+    def allreduce_way(self, nbytes: int) -> str:
+        """What carries an allreduce of so many bytes: "shared_memory", or the algorithm over TCP.
+
+        With several ranks on each of several hosts, the algorithm is that between the hosts.
+        """
+        if self._tcp is None:
+            return "none"
+        if self.algorithm == "auto" and self._best is self._shared:
+            return "shared_memory"
+        return allreduce_algorithm(self.algorithm, nbytes)
+
     def requests(self, request_bytes: int, answer_bytes: int) -> Requests:
         """Open connections for requests and answers of these sizes beside the collectives. All ranks call it.
 

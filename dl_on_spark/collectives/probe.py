@@ -14,8 +14,10 @@ _SECONDS = 0.1  # a size; all of them together stay below a second
 _MOST, _LEAST = 200, 5
 
 
-def measure_exchanges(comm: Communicator, sizes: tuple[int, ...] = SIZES) -> list[tuple[int, float]]:
-    """``(bytes, seconds)``: the median allreduce of float32 arrays, of the slowest rank. Every rank calls it.
+def measure_exchanges(comm: Communicator, sizes: tuple[int, ...] = SIZES) -> list[tuple[int, float, str]]:
+    """``(bytes, seconds, what carried it)``: the median allreduce of float32 arrays, of the slowest rank.
+
+    Every rank calls it.
 
     How often a size is repeated follows from rank 0's first try, so that all ranks repeat it equally often.
     """
@@ -33,5 +35,5 @@ def measure_exchanges(comm: Communicator, sizes: tuple[int, ...] = SIZES) -> lis
             seconds.append(time.perf_counter() - began)
         slowest = np.array([statistics.median(seconds)], np.float64)
         comm.allreduce(slowest, op="max")
-        found.append((size, float(slowest[0])))
+        found.append((size, float(slowest[0]), comm.allreduce_way(size)))
     return found

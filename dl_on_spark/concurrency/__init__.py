@@ -8,7 +8,7 @@ Reading order: ``layers``, ``work_depth``, ``communication``, ``stragglers``, ``
 
 from __future__ import annotations
 
-from dl_on_spark.concurrency.communication import ALLREDUCE, Cost, Link
+from dl_on_spark.concurrency.communication import ALLREDUCE, EXCHANGES, Cost, Link
 from dl_on_spark.concurrency.planner import Estimate, Plan, batches, estimate, plan
 from dl_on_spark.concurrency.simulation import Simulated, simulate, simulate_failures
 from dl_on_spark.concurrency.ways import WAYS, StepTime, Way
@@ -17,6 +17,7 @@ from dl_on_spark.concurrency.workload import Cluster, Shape, Workload, device_ro
 
 __all__ = [
     "ALLREDUCE",
+    "EXCHANGES",
     "WAYS",
     "Cluster",
     "Cost",

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+AT_ONCE_BYTES = 128 << 10
+"""Where workers that share memory change from few steps to few bytes (``collectives.shared``)."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -86,6 +89,22 @@ ALLREDUCE: dict[str, Allreduce] = {
     "ring": ring,
     "rabenseifner": rabenseifner,
 }
+
+
+def shared_memory(size: float, world: int, link: Link) -> Cost:
+    """Workers of one host, in memory that they share.
+
+    Up to `AT_ONCE_BYTES` over all, each reads all of everyone, ``L + (P - 1) S G``; more than that, each reduces its
+    share and takes the others' results, ``2 L + 2 S G (P - 1)/P``.
+    """
+    if size * world <= AT_ONCE_BYTES:
+        return _cost(link, rounds=1, moved=(world - 1) * size, added=(world - 1) * size)
+    share = size * (world - 1) / world
+    return _cost(link, rounds=2, moved=2 * share, added=share)
+
+
+EXCHANGES: dict[str, Allreduce] = {**ALLREDUCE, "shared_memory": shared_memory}
+"""By the name under which the collectives tell what carried an allreduce."""
 
 
 def best_allreduce(size: float, world: int, link: Link) -> tuple[str, Cost]:

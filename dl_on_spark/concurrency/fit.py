@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dl_on_spark.concurrency.communication import ALLREDUCE, Link
+from dl_on_spark.concurrency.communication import EXCHANGES, Link
 
 _UNIT = Link(1.0, 0.0)
 _ROUNDS = 60
@@ -20,7 +20,7 @@ def fit_link(points: Sequence[tuple[int, float]], world: int, algorithms: Sequen
     """
     latencies, moved = [], []
     for (size, _), name in zip(points, algorithms, strict=True):
-        cost = ALLREDUCE[name](size, world, _UNIT)
+        cost = EXCHANGES[name](size, world, _UNIT)
         latencies.append(cost.seconds)
         moved.append(cost.bytes)
     alpha, beta = two_parts(latencies, moved, [seconds for _, seconds in points])

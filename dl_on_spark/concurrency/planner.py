@@ -26,7 +26,7 @@ _WRONG_TOOL = 1.5  # as much faster must a way be that splits the model to be na
 class Estimate:
     """One way on ``workers`` workers. ``efficiency``: of the speed that one worker times P would have.
 
-    ``seconds``: expected until all epochs are done, start and failures included. ``price``: of these. ``of_bound``:
+    ``seconds``: expected until all epochs are done, failures included. ``price``: of these. ``of_bound``:
     the step's lower bound over its time.
     """
 
@@ -45,8 +45,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """All estimates, the one to take (None: none that the trainer runs fits), and why. ``data_cost``: rows needed
-    for the same loss, over those that the smallest batch would need; None where the noise scale is not known."""
+    """All estimates, the one to take, and why. ``data_cost``: rows needed for the same loss, over those that the
+    smallest batch would need; None where the noise scale is not known."""
 
     estimates: tuple[Estimate, ...]
     chosen: Estimate
@@ -92,7 +92,7 @@ def estimate(way: str, workload: Workload, cluster: Cluster, workers: int) -> Es
     alone = workload.compute_s(workload.batch)
     running = workload.epochs * workload.steps * step.seconds
     interval = workload.steps * step.seconds  # an epoch's end always has a checkpoint
-    seconds = workload.start_s + with_failures(running, workers, cluster.failures_per_hour, interval, cluster.restart_s)
+    seconds = with_failures(running, workers, cluster.failures_per_hour, interval, cluster.restart_s)
     return Estimate(
         way=way,
         sync=WAYS[way].sync,

@@ -53,26 +53,27 @@ class Way:
 
 
 def allreduce_cost(size: float, workers: int, cluster: Cluster) -> Cost:
-    """The cheaper of the two algorithms among which the collectives choose by size.
+    """As the collectives do it: in shared memory inside a host, then between one worker of each host.
 
-    Around a ring each host's link carries one worker's share; under recursive doubling all of its workers use it at
-    once.
+    Between hosts it is the cheaper of the two algorithms among which they choose by size; the result then goes to the
+    others of the host by one more copy.
     """
     if workers == 1:
         return communication.NOTHING
-    link = cluster.link(workers)
-    crowded = (
-        link if cluster.hosts(workers) == 1 else communication.slower(link, min(workers, cluster.workers_per_host))
-    )
-    ring, doubling = ALLREDUCE["ring"](size, workers, link), ALLREDUCE["recursive_doubling"](size, workers, crowded)
-    return min(ring, doubling, key=lambda cost: cost.seconds)
+    hosts, inside = cluster.hosts(workers), min(workers, cluster.workers_per_host)
+    within = communication.NOTHING if inside == 1 else communication.shared_memory(size, inside, cluster.inside)
+    if hosts == 1:
+        return within
+    ring, doubling = (ALLREDUCE[name](size, hosts, cluster.between) for name in ("ring", "recursive_doubling"))
+    copied = communication.NOTHING if inside == 1 else communication.broadcast(size, 2, cluster.inside)
+    return within + min(ring, doubling, key=lambda cost: cost.seconds) + copied
 
 
 def allreduce(ratio: float = 1.0) -> Callable[[Workload, Cluster, int], StepTime]:
     """Synchronous: every step reduces a gradient of ``ratio`` times its bytes."""
 
     def step(load: Workload, cluster: Cluster, workers: int) -> StepTime:
-        cost = allreduce_cost(load.weight_bytes * ratio, workers, cluster)
+        cost = allreduce_cost(load.shape.weight_bytes * ratio, workers, cluster)
         return _data_parallel(load, cluster, workers, cost, every=1)
 
     return step
@@ -82,30 +83,24 @@ def local_sgd(every: int) -> Callable[[Workload, Cluster, int], StepTime]:
     """Models are averaged each ``every`` steps."""
 
     def step(load: Workload, cluster: Cluster, workers: int) -> StepTime:
-        cost = allreduce_cost(load.weight_bytes, workers, cluster)
+        cost = allreduce_cost(load.shape.weight_bytes, workers, cluster)
         return _data_parallel(load, cluster, workers, communication.every(every, cost), every=every)
 
     return step
 
 
-def gossip(every: int = 1) -> Callable[[Workload, Cluster, int], StepTime]:
+def gossip(load: Workload, cluster: Cluster, workers: int) -> StepTime:
     """Models are averaged with two neighbours on a ring; a worker waits for these alone."""
-
-    def step(load: Workload, cluster: Cluster, workers: int) -> StepTime:
-        neighbours = min(2, workers - 1)
-        cost = communication.gossip(load.weight_bytes, neighbours, cluster.link(workers))
-        return _data_parallel(
-            load, cluster, workers, communication.every(every, cost), every=every, waits_for=1 + neighbours
-        )
-
-    return step
+    neighbours = min(2, workers - 1)
+    cost = communication.gossip(load.shape.weight_bytes, neighbours, cluster.link(workers))
+    return _data_parallel(load, cluster, workers, cost, every=1, waits_for=1 + neighbours)
 
 
 def parameter_server(load: Workload, cluster: Cluster, workers: int) -> StepTime:
     """Asynchronous, the parameters spread over the workers: nobody waits, gradients are stale."""
     cost = communication.NOTHING
     if workers > 1:
-        cost = communication.parameter_server(load.weight_bytes, workers, cluster.link(workers), shards=workers)
+        cost = communication.parameter_server(load.shape.weight_bytes, workers, cluster.link(workers), shards=workers)
     return _data_parallel(load, cluster, workers, cost, every=1, waits_for=1)
 
 
@@ -117,11 +112,11 @@ def model_parallel(load: Workload, cluster: Cluster, workers: int) -> StepTime:
 def pipeline(load: Workload, cluster: Cluster, workers: int) -> StepTime:
     """Consecutive layers as stages; micro-batches fill them. The stage that holds the largest layer sets the pace."""
     stages, contention = workers, cluster.contention(workers)
-    share = max(1 / stages, load.largest_layer if stages > 1 else 1.0)
+    share = max(1 / stages, load.shape.largest_layer if stages > 1 else 1.0)
     micro = _MICRO_BATCHES if stages > 1 else 1
     busy = (load.step_s * micro + load.batch * load.row_s) * share * contention
     bubble = communication.pipeline_bubble(stages, micro)
-    moved = load.batch * load.boundary_bytes * (2 if stages > 1 else 0)
+    moved = load.batch * load.shape.boundary_bytes * (2 if stages > 1 else 0)
     link = cluster.link(workers)
     rounds = 2 * (micro + stages - 1) if stages > 1 else 0
     return StepTime(
@@ -129,7 +124,7 @@ def pipeline(load: Workload, cluster: Cluster, workers: int) -> StepTime:
         rounds * link.alpha + moved * link.byte_s,
         busy * bubble / (1 - bubble),
         moved,
-        _state_bytes(load) / stages + load.batch * load.activation_bytes / stages,
+        _state_bytes(load) / stages + load.batch * load.shape.activation_bytes / stages,
     )
 
 
@@ -140,7 +135,7 @@ def hybrid(load: Workload, cluster: Cluster, workers: int) -> StepTime:
     within = _split_layers(load, cluster, inside, load.batch / groups)
     across = communication.NOTHING
     if groups > 1:
-        share = load.weight_bytes / inside
+        share = load.shape.weight_bytes / inside
         crowded = communication.slower(cluster.between, inside)
         across = communication.best_allreduce(share, groups, crowded)[1]
     return StepTime(
@@ -158,7 +153,7 @@ WAYS: dict[str, Way] = {
         Way("allreduce", allreduce(), "allreduce"),
         Way("allreduce, fp16", allreduce(0.5), "allreduce:compress=fp16"),
         Way("local SGD, every 16", local_sgd(16), "local_sgd:every=16"),
-        Way("gossip on a ring", gossip(), "gossip:topology=ring"),
+        Way("gossip on a ring", gossip, "gossip:topology=ring"),
         Way("parameter server", parameter_server),
         Way("model parallel", model_parallel),
         Way("pipeline", pipeline),
@@ -174,7 +169,7 @@ def bound(load: Workload, cluster: Cluster, workers: int) -> float:
     if workers == 1:
         return busy
     best = Link(0.0, min(cluster.inside.byte_s, cluster.between.byte_s))
-    return max(busy, communication.allreduce_bound(load.weight_bytes, workers, best))
+    return max(busy, communication.allreduce_bound(load.shape.weight_bytes, workers, best))
 
 
 def _data_parallel(
@@ -188,23 +183,23 @@ def _data_parallel(
         exchange,
         wait(compute, load.spread, min(workers, waits_for or workers), every),
         cost.bytes,
-        _state_bytes(load) + rows * load.activation_bytes,
+        _state_bytes(load) + rows * load.shape.activation_bytes,
     )
 
 
 def _split_layers(load: Workload, cluster: Cluster, workers: int, rows: float) -> StepTime:
     compute = (load.step_s + rows * load.row_s / workers) * cluster.contention(workers)
-    size = rows * load.exchanged_bytes
+    size = rows * load.shape.exchanged_bytes
     cost = communication.NOTHING
     if workers > 1:
         link = cluster.link(workers)
         gathered = communication.allgather(size, workers, link)
         reduced = ALLREDUCE["ring"](size, workers, link)
         cost = gathered + reduced
-    memory = _state_bytes(load) / workers + rows * load.activation_bytes
+    memory = _state_bytes(load) / workers + rows * load.shape.activation_bytes
     return StepTime(compute, cost.seconds, wait(compute, load.spread, workers), cost.bytes, memory)
 
 
 def _state_bytes(load: Workload) -> float:
     """Weights, gradient and the optimizer's slots."""
-    return float(load.weight_bytes * (2 + load.slots))
+    return float(load.shape.weight_bytes * (2 + load.shape.slots))

@@ -40,6 +40,11 @@ class LayerWork:
     known: bool = True
 
     @property
+    def work(self) -> float:
+        """Operations of a training step: forward, and both gradients."""
+        return self.forward.work + self.grad_weights.work + self.grad_inputs.work
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes of inputs, outputs and parameters, each moved once, forward."""
         return _VALUE_BYTES * (self.inputs + self.outputs + self.parameters)

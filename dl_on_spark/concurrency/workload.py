@@ -10,16 +10,47 @@ from dl_on_spark.concurrency.work_depth import ModelWork
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What of a model's structure costs memory and communication. The defaults are those of a model not known.
+
+    ``weight_bytes``: what a gradient or a model takes on the wire; ``slots``: arrays of that size that the optimizer
+    keeps. ``activation_bytes`` of one row; ``boundary_bytes``: of one row's output of a middle layer;
+    ``exchanged_bytes``: of all outputs of layers that have weights, a row; ``largest_layer``: the share of the work
+    that is in one layer.
+    """
+
+    weight_bytes: int = 0
+    activation_bytes: float = 0.0
+    boundary_bytes: float = 0.0
+    exchanged_bytes: float = 0.0
+    largest_layer: float = 1.0
+    slots: int = 2
+
+    @classmethod
+    def of(cls, work: ModelWork, slots: int = 2) -> Shape:
+        """From the counts of `work_of`."""
+        batch = work.batch
+        weighted = [layer for layer in work.layers if layer.parameters] or list(work.layers)
+        outputs = sorted(layer.outputs for layer in weighted)
+        done = [layer.work for layer in work.layers]
+        return cls(
+            weight_bytes=4 * work.parameters,
+            activation_bytes=work.activation_bytes / batch,
+            boundary_bytes=4 * outputs[len(outputs) // 2] / batch,
+            exchanged_bytes=4 * sum(outputs) / batch,
+            largest_layer=max(done) / max(1.0, sum(done)),
+            slots=slots,
+        )
+
+
+@dataclass(frozen=True)
 class Workload:
     """A training run, measured on one worker or estimated from the model's work.
 
     A step over b rows takes ``step_s + b row_s`` seconds on one worker that has its cores to itself, reading
-    included; ``input_row_s`` of each row's seconds are reading (0: not known). ``spread``: standard deviation of a
-    step over its mean. ``exchange_s``: seconds that a step's exchange costs beside the network (the way out of
-    TensorFlow and back). ``weight_bytes``: what a gradient or a model takes on the wire; ``slots``: arrays of that
-    size that the optimizer keeps. ``activation_bytes`` of one row; ``boundary_bytes``: of one row's output of a
-    middle layer; ``exchanged_bytes``: of all outputs of layers that have weights, a row; ``largest_layer``: the
-    share of the work that is in one layer. ``noise_scale``: simple gradient noise scale in rows, where known.
+    included. ``exchange_s``: seconds that a step's exchange costs beside the network (the way out of TensorFlow and
+    back). ``spread``: standard deviation of a step over its mean. ``noise_scale``: simple gradient noise scale in
+    rows, where known.
     """
 
     rows: int
@@ -27,17 +58,10 @@ class Workload:
     batch: int
     step_s: float
     row_s: float
-    weight_bytes: int
-    activation_bytes: float
-    boundary_bytes: float
-    exchanged_bytes: float
-    largest_layer: float
-    slots: int = 2
-    input_row_s: float = 0.0
+    shape: Shape = Shape()
     exchange_s: float = 0.0
     spread: float = 0.0
     noise_scale: float | None = None
-    start_s: float = 0.0
 
     def compute_s(self, rows: float) -> float:
         """Seconds of a step over so many rows on one worker."""
@@ -76,32 +100,6 @@ class Cluster:
         return self.between if self.hosts(workers) > 1 else self.inside
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What of a model's structure costs memory and communication; see `Workload`."""
-
-    weight_bytes: int
-    activation_bytes: float
-    boundary_bytes: float
-    exchanged_bytes: float
-    largest_layer: float
-
-    @classmethod
-    def of(cls, work: ModelWork) -> Shape:
-        """From the counts of `work_of`."""
-        batch = work.batch
-        weighted = [layer for layer in work.layers if layer.parameters] or list(work.layers)
-        outputs = sorted(layer.outputs for layer in weighted)
-        done = [layer.forward.work + layer.grad_weights.work + layer.grad_inputs.work for layer in work.layers]
-        return cls(
-            weight_bytes=4 * work.parameters,
-            activation_bytes=work.activation_bytes / batch,
-            boundary_bytes=4 * outputs[len(outputs) // 2] / batch,
-            exchanged_bytes=4 * sum(outputs) / batch,
-            largest_layer=max(done) / max(1.0, sum(done)),
-        )
-
-
 def device_row_s(work: ModelWork, operations_per_s: float, bytes_per_s: float) -> float:
     """Seconds of one row of a training step on a device that is not at hand: the roofline (Williams et al., 2009).
 
@@ -110,7 +108,7 @@ def device_row_s(work: ModelWork, operations_per_s: float, bytes_per_s: float) -
     """
     seconds = sum(
         max(
-            (layer.forward.work + layer.grad_weights.work + layer.grad_inputs.work) / operations_per_s,
+            layer.work / operations_per_s,
             3 * 4 * (layer.inputs + layer.outputs) / bytes_per_s,
         )
         for layer in work.layers

@@ -30,8 +30,9 @@ from dl_on_spark.input_pipeline.tensors import (
     to_numpy,
     vector_values,
 )
-from dl_on_spark.lake import ddl
+from dl_on_spark.lake import codecs, ddl
 from dl_on_spark.lake.schema import Field, Schema
+from dl_on_spark.lake.tensor_columns import TENSOR_CODECS
 
 if TYPE_CHECKING:
     from dl_on_spark.lake.statistics import FieldStatistics, Statistics
@@ -124,12 +125,16 @@ class _FieldColumn:
         self._fill = field.nulls["fill"] if isinstance(field.nulls, dict) else None
         self._transform = _transform_of(field, statistics)
         self._plain_text = field.step is None and not shape
+        self._tensor = codecs.TensorSpec.of(field) if field.codec in TENSOR_CODECS else None
 
     def arrays(self, column: pa.ChunkedArray, source: str) -> dict[str, Array | EncodedText]:
         where = f"Column {self.field.name!r} of {source}"
-        array = contiguous(column)
-        if self._shape:
-            array = self._flat(array, where)
+        if self._tensor is not None:
+            array = codecs.decode(column, self._tensor, where)
+        else:
+            array = contiguous(column)
+            if self._shape:
+                array = self._flat(array, where)
         if pa.types.is_floating(array.type):
             array = finite_or_null(array, where)
         found: dict[str, Array | EncodedText] = {}
@@ -235,8 +240,9 @@ def _bucketize(boundaries: npt.NDArray[np.float64]) -> _Transform:
 def _check_feedable(field: Field) -> None:
     """Refuse, before anything is read, a field that has no tensor of one shape."""
     problem = None
-    if field.codec is not None:
-        problem = f"is encoded ({field.codec}), and encoded tensors cannot be fed"
+    if field.codec in TENSOR_CODECS:
+        if field.shape is None:
+            problem = f"is encoded ({field.codec}) without a shape"
     elif ddl.is_vector(field.arrow_type):
         if len(field.shape or ()) != 1:
             problem = "is a vector without a shape of one number"
@@ -247,8 +253,8 @@ def _check_feedable(field: Field) -> None:
     if problem is not None:
         raise SchemaError(
             f"Field {field.name!r} {problem}.",
-            fix="Give lists and vectors their `shape`, and lists of several lengths a `pad` value too; or give the "
-            "field no role.",
+            fix="Give lists, vectors and encoded tensors their `shape`, and those of several sizes a `pad` value too; "
+            "or give the field no role.",
         )
 
 

@@ -168,15 +168,18 @@ class RankReader:
         try:
             columns = self.preprocessor.apply_encoded(table, source=self._name(window.segments[0].group))
         except SchemaError:
-            for segment, piece in zip(window.segments, pieces, strict=True):  # which of them it is
-                self.preprocessor.apply_encoded(piece, source=self._name(segment.group))
+            for segment in window.segments:  # which of them it is; in whole row groups rows count from the start
+                whole = groups.table(segment.group)
+                self.preprocessor.apply_encoded(whole, source=self._name(segment.group))
             raise
         return shuffled(columns, window.row_order(self.plan.seed, epoch))
 
     def _name(self, group: int) -> str:
         groups = self._snapshot.row_groups
         path = self._snapshot.files[int(groups.file[group])].path or self._snapshot.uri
-        return f"{path}, row group {int(groups.index[group])}"
+        # Rows are counted among those that are left where some are not: say so.
+        left = "" if groups.rows[group] == groups.stored_rows[group] else " (without rows that are filtered out)"
+        return f"{path}, row group {int(groups.index[group])}{left}"
 
 
 def _check_same_rows(snapshot: Snapshot, plan: SamplePlan) -> None:

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table as Grid
 
-from dl_on_spark.concurrency.communication import ALLREDUCE, Link, allreduce_bound
+from dl_on_spark.concurrency.communication import EXCHANGES, Link, allreduce_bound
 from dl_on_spark.concurrency.fit import fit_link
 from dl_on_spark.jobs.session import spark_session
 from dl_on_spark.launch import LaunchRequest, launch, preflight
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# Where the collectives change from few messages to few bytes (collectives.choice).
-_SMALL_BYTES = 128 << 10
 
 
 def run(workers: int, *, output: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
@@ -41,26 +38,34 @@ def measure(spark: SparkSession, workers: int) -> dict[str, Any]:
     preflight(spark, workers)
     request = LaunchRequest(workers, "dl_on_spark.training.measure:run", pickle.dumps(job), deadline_s=120.0)
     said = launch(spark, request, lambda _message: None)
-    points = [(int(size), float(seconds)) for size, seconds in said[0]["exchanges"]]
-    link = fit_link(points, workers, [algorithm(size) for size, _ in points])
-    where = "inside" if len({one["host"] for one in said}) == 1 else "between"
+    link = fit_exchanges(said)
+    hosts = len({one["host"] for one in said})
+    partners = workers if hosts == 1 else hosts
     rows = [
         {
             "bytes": size,
             "seconds": seconds,
-            "model_s": ALLREDUCE[algorithm(size)](size, workers, link).seconds,
-            "bound_s": allreduce_bound(size, workers, link),
-            "algorithm": algorithm(size),
+            "model_s": EXCHANGES[way](size, partners, link).seconds,
+            "bound_s": allreduce_bound(size, partners, link),
+            "algorithm": way,
         }
-        for size, seconds in points
+        for size, seconds, way in said[0]["exchanges"]
     ]
+    where = "inside" if hosts == 1 else "between"
     profile = {where: {"latency_s": link.latency_s, "byte_s": link.byte_s}}
     return {"workers": workers, "where": where, "profile": profile, "exchanges": rows}
 
 
-def algorithm(size: int) -> str:
-    """What carries an allreduce of so many bytes."""
-    return "recursive_doubling" if size <= _SMALL_BYTES else "ring"
+def fit_exchanges(said: list[dict[str, Any]]) -> Link:
+    """The link under which the exchanges that the workers tell of take their time.
+
+    Inside one host it is that host's memory; with several hosts, that between them: what their workers add inside
+    is counted to it.
+    """
+    exchanges = said[0]["exchanges"]
+    hosts = len({one["host"] for one in said})
+    points = [(int(size), float(seconds)) for size, seconds, _ in exchanges]
+    return fit_link(points, len(said) if hosts == 1 else hosts, [way for *_, way in exchanges])
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
-from dl_on_spark.lake import Snapshot
+from dl_on_spark.lake import Snapshot, Table, open_table
+from dl_on_spark.lake.ddl import quoted
 
 logger = logging.getLogger(__name__)
 
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 
 
@@ -52,6 +54,14 @@ class DaySplit:
     def holdout_filter(self, column: str) -> str:
         """`where` expression of the held-out days."""
         return _between(column, self.holdout_first, self.holdout_last)
+
+
+def day_tables(config: PipelineConfig, days: DaySplit) -> tuple[Table, Table]:
+    """The pipeline's table on the training days, and on the held-out ones."""
+    table = open_table(config.data_path(config.etl.table))
+    chosen = table if config.training.where is None else table.where(config.training.where)
+    column = config.date_column
+    return chosen.where(days.training_filter(column)), chosen.where(days.holdout_filter(column))
 
 
 def warn_of_days(snapshot: Snapshot, column: str, first: datetime.date, last: datetime.date) -> None:
@@ -102,5 +112,12 @@ def _shortened(days: list[str], most: int = 10) -> str:
     return ", ".join(days[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def day_filter(column: str, day: datetime.date) -> str:
+    """`where` expression of one day."""
+    return _between(column, day, day)
+
+
 def _between(column: str, first: datetime.date, last: datetime.date) -> str:
-    return f"{column} between '{first.isoformat()}' and '{last.isoformat()}'"
+    # As it stands where it may: the text is part of a run's identity.
+    name = column if _PLAIN.fullmatch(column) else quoted(column)
+    return f"{name} between '{first.isoformat()}' and '{last.isoformat()}'"

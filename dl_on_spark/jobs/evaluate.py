@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.config import PipelineConfig
-from dl_on_spark.jobs.days import DaySplit, run_folder
+from dl_on_spark.jobs.days import DaySplit, day_tables, run_folder
 from dl_on_spark.jobs.spark_progress import spark_progress
-from dl_on_spark.lake import Table, open_table, storage
+from dl_on_spark.lake import Table, storage
 from dl_on_spark.registry import SavedModel, evaluate
 
 if TYPE_CHECKING:
@@ -36,6 +36,5 @@ def run(
 
 def held_out(config: PipelineConfig, date: datetime.date) -> Table:
     """The rows that candidate and current model are judged on."""
-    days = DaySplit.of(config, date)
-    table = open_table(config.data_path(config.etl.table)).where(days.holdout_filter(config.date_column))
-    return table if config.training.where is None else table.where(config.training.where)
+    _, rows = day_tables(config, DaySplit.of(config, date))
+    return rows

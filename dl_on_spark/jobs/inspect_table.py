@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Grid
 
 from dl_on_spark.input_pipeline import SamplePlan, open_table
-from dl_on_spark.input_pipeline.feedable import field_spec, missing_for
+from dl_on_spark.input_pipeline.feedable import field_spec, missing_for, stored_as
 from dl_on_spark.lake import Schema, Snapshot
 
 _SMALL_FILE = 8 * 2**20
@@ -118,7 +119,7 @@ def show(found: Inspection, console: Console) -> None:
         "column", "type", "a row's tensor", "to feed it, the schema needs", title="Columns", title_justify="left"
     )
     for column in found.columns:
-        columns.add_row(column.name, column.type, column.fed or "[red]none[/]", column.needs)
+        columns.add_row(column.name, escape(column.type), column.fed or "[red]none[/]", column.needs)
     split = Grid(
         "worker",
         "rows",
@@ -152,16 +153,16 @@ def _share(plan: SamplePlan, snapshot: Snapshot, rank: int, num_workers: int) ->
 
 
 def _column(field: pa.Field, schema: Schema | None) -> Column:
-    kind = str(field.type)
+    kind = stored_as(field)
     if schema is not None:
         if field.name not in schema:
             return Column(field.name, kind, "", "a field of this name")
         known = schema[field.name]
         shape, dtype = known.tensor_spec()
         return Column(field.name, kind, f"{dtype} {list(shape)} ({known.role or 'not read'})", "")
-    spec = field_spec(field.type)
+    spec = field_spec(field)
     if spec is None:
-        return Column(field.name, kind, "", missing_for(field.type))
+        return Column(field.name, kind, "", missing_for(field))
     stored = Schema.from_dict({"name": "as_stored", "fields": {field.name: spec}})
     shape, dtype = stored[field.name].tensor_spec()
     return Column(field.name, kind, f"{dtype} {list(shape)}", "")

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table as Grid
 
-from dl_on_spark.concurrency import WAYS, Cluster, Link, Plan, Workload, batches, plan
-from dl_on_spark.concurrency.fit import fit_link, two_parts
+from dl_on_spark.concurrency import WAYS, Cluster, Link, Plan, Shape, Workload, batches, plan
+from dl_on_spark.concurrency.fit import two_parts
 from dl_on_spark.concurrency.stragglers import wait
 from dl_on_spark.concurrency.ways import allreduce_cost
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
-from dl_on_spark.jobs.bench_network import algorithm
-from dl_on_spark.jobs.days import DaySplit
-from dl_on_spark.lake import Schema, Snapshot, Statistics, compute_statistics, open_table
+from dl_on_spark.jobs.bench_network import fit_exchanges
+from dl_on_spark.jobs.days import DaySplit, day_tables
+from dl_on_spark.lake import Schema, Snapshot, compute_statistics
 from dl_on_spark.launch import LaunchRequest, launch, preflight
 
 if TYPE_CHECKING:
@@ -98,48 +98,35 @@ def run(
 
 def measure(spark: SparkSession, config: PipelineConfig, date: datetime.date) -> Measured:
     """Time steps on one worker at several batch sizes, then on ``training.num_workers`` together, and their network."""
-    training, days = config.training, DaySplit.of(config, date)
-    table = open_table(config.data_path(config.etl.table))
-    chosen = table if training.where is None else table.where(training.where)
-    snapshot = chosen.where(days.training_filter(config.date_column)).snapshot(spark)
-    schema = Schema.load(config.schema_path())
-    schema.check(snapshot.schema, snapshot.uri, schema.feed_columns)
-    statistics = compute_statistics(spark, snapshot, schema)
+    training = config.training
+    snapshot, job = training_data(spark, config, date)
     most = min(snapshot.rows, training.global_batch_size)
     sizes = sorted({max(1, most // part) for part in _SMALL_BATCHES}, reverse=True)
-    alone = _launch(spark, config, 1, snapshot, schema, statistics, [(size, "allreduce") for size in sizes])
+    alone = time_steps(spark, config, 1, [(size, "allreduce") for size in sizes], job)
     count = max(2, training.num_workers)
     far = "local_sgd:every=1000000"
-    together = _launch(
-        spark, config, count, snapshot, schema, statistics, [(max(count, most), far), (max(count, most), "allreduce")]
-    )
+    together = time_steps(spark, config, count, [(max(count, most), far), (max(count, most), "allreduce")], job)
     return _measured(config, snapshot, alone[0], together)
 
 
-def _launch(
-    spark: SparkSession,
-    config: PipelineConfig,
-    workers: int,
-    snapshot: Snapshot,
-    schema: Schema,
-    statistics: Statistics,
-    cases: list[tuple[int, str]],
+def training_data(spark: SparkSession, config: PipelineConfig, date: datetime.date) -> tuple[Snapshot, dict[str, Any]]:
+    """The training days' rows, pinned; and with schema and statistics as `training.measure.MeasureJob` takes them."""
+    train_rows, _ = day_tables(config, DaySplit.of(config, date))
+    snapshot = train_rows.snapshot(spark)
+    schema = Schema.load(config.schema_path())
+    schema.check(snapshot.schema, snapshot.uri, schema.feed_columns)
+    statistics = compute_statistics(spark, snapshot, schema)
+    job = {"snapshot": snapshot.to_json(), "schema": schema.to_dict(), "statistics": statistics.to_json()}
+    return snapshot, job
+
+
+def time_steps(
+    spark: SparkSession, config: PipelineConfig, workers: int, cases: Sequence[tuple[int, str]], data: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    """What each of so many workers says of the cases, ``(global batch, sync)``, on the data of `training_data`."""
     training = config.training
-    job = {
-        "model": training.model,
-        "snapshot": snapshot.to_json(),
-        "schema": schema.to_dict(),
-        "statistics": statistics.to_json(),
-        "cases": tuple(cases),
-    }
-    preflight(
-        spark,
-        workers,
-        gpus_per_worker=training.gpus_per_worker,
-        cpus_per_worker=training.cpus_per_worker,
-        readable=[snapshot.uri],
-    )
+    job = {"model": training.model, "cases": tuple(cases), **data}
+    preflight(spark, workers, gpus_per_worker=training.gpus_per_worker, cpus_per_worker=training.cpus_per_worker)
     request = LaunchRequest(
         num_workers=workers,
         entry=ENTRY,
@@ -164,10 +151,9 @@ def _measured(
     # Workers share more than cores (memory, caches): what the ones of a host were seen to cost each other counts.
     crowding = local / (step_s + together[0]["timed"][0]["rows"] * row_s)
     threads = max(*(step["busy"] for step in steps), crowding * cores / per_host)
-    points = [(size, seconds) for size, seconds in together[0]["exchanges"]]
-    link = fit_link(points, count, [algorithm(size) for size, _ in points])
-    shape = alone["shape"] or {}
-    weight_bytes = int(shape.get("weight_bytes", 0))
+    link = fit_exchanges(together)
+    known = alone["shape"]
+    shape = Shape(**known or {})
     cluster = Cluster(
         workers_per_host=per_host,
         cores=cores,
@@ -177,7 +163,7 @@ def _measured(
     )
     # What allreduce adds to a step is the link's time, then waiting, as far as steps were seen to vary, then the way
     # out of TensorFlow and back.
-    added = max(0.0, exchanging - local - allreduce_cost(weight_bytes, count, cluster).seconds)
+    added = max(0.0, exchanging - local - allreduce_cost(shape.weight_bytes, count, cluster).seconds)
     spread = max(one["timed"][0]["spread"] for one in together)
     spread = min(spread, added / wait(local, 1.0, count))
     workload = Workload(
@@ -186,12 +172,7 @@ def _measured(
         batch=config.training.global_batch_size,
         step_s=step_s,
         row_s=row_s,
-        weight_bytes=weight_bytes,
-        activation_bytes=shape.get("activation_bytes", 0.0),
-        boundary_bytes=shape.get("boundary_bytes", 0.0),
-        exchanged_bytes=shape.get("exchanged_bytes", 0.0),
-        largest_layer=shape.get("largest_layer", 1.0),
-        slots=int(shape.get("slots", 2)),
+        shape=shape,
         spread=spread,
         exchange_s=max(0.0, added - wait(local, spread, count)) / cluster.contention(count),
     )
@@ -203,7 +184,7 @@ def _measured(
         f"a step on {count} workers, no exchange": f"{local * 1e3:.3g} ms",
         f"a step on {count} workers, allreduce": f"{exchanging * 1e3:.3g} ms",
         "spread of a step": f"{spread:.0%}",
-        "gradient": f"{weight_bytes:,} bytes" if shape else "not known: a subclassed model",
+        "gradient": f"{shape.weight_bytes:,} bytes" if known else "not known: a subclassed model",
         f"network, measured {'on one host' if len(hosts) == 1 else 'between hosts'}": _link_text(link),
         f"network, assumed {'between hosts' if len(hosts) == 1 else 'inside a host'}": _link_text(ASSUMED),
     }

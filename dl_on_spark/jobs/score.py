@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import InputError
+from dl_on_spark.jobs.days import day_filter
 from dl_on_spark.jobs.spark_progress import spark_progress
 from dl_on_spark.lake import open_table
 from dl_on_spark.registry import Registry, SavedModel
@@ -23,7 +24,7 @@ def run(spark: SparkSession, config: PipelineConfig, date: datetime.date, *, qui
     current = registry.current()
     if current is None:
         raise InputError(f"model {config.name!r} has no published version.", fix="Run the publish job first.")
-    table = open_table(config.data_path(config.etl.table)).where(f"{config.date_column} = '{date.isoformat()}'")
+    table = open_table(config.data_path(config.etl.table)).where(day_filter(config.date_column, date))
     with spark_progress(spark, "score", quiet=quiet):
         report = score(
             spark,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dl_on_spark.config import PipelineConfig
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 # Applied only where neither spark-submit nor pipeline.yaml says otherwise.
@@ -20,6 +21,8 @@ _DEFAULTS = {
     "spark.sql.sources.partitionOverwriteMode": "static",
     # Spark asks every 15 s whether a barrier stage has enough slots; a second is enough.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    # On Standalone too, the session waits for its executors (30 s at most): preflight gives refusals, not patience.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     # A lake table of many small days needs no 200 shuffle partitions.
     "spark.sql.adaptive.enabled": "true",
 }
@@ -28,10 +31,9 @@ _DEFAULTS = {
 @contextmanager
 def spark_session(config: PipelineConfig | None, name: str) -> Iterator[SparkSession]:
     """A session for one job, stopped at the end; without spark-submit it is `local[*]`."""
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    given = SparkConf()  # what spark-submit and spark-defaults.conf set
+    given = _given()
     builder = SparkSession.builder.appName(name if config is None else f"{config.name} {name}")
     if not given.contains("spark.master"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -50,3 +52,13 @@ def spark_session(config: PipelineConfig | None, name: str) -> Iterator[SparkSes
         yield session
     finally:
         session.stop()
+
+
+def _given() -> SparkConf:
+    """What spark-submit was told, spark-defaults.conf included; empty where this program runs without it."""
+    from pyspark import SparkConf, SparkContext
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Its settings lie in the JVM that it started: until we are connected to that, a SparkConf is empty.
+        SparkContext._ensure_initialized()
+    return SparkConf()

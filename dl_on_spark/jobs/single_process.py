@@ -32,8 +32,8 @@ def train_alone(run: str, output: str, model: str, global_batch_size: int, epoch
     schema = Schema.from_yaml(schema_yaml.decode())
     statistics = Statistics.from_json(statistics_json.decode())
     keras.utils.set_random_seed(seed)
-    network = build(load_model_builder(model), schema)
     plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=global_batch_size, seed=seed)
+    network = build(load_model_builder(model), schema, plan)
     cursors = iter([Cursor(epoch, 0) for epoch in range(epochs)])
     with RankReader(snapshot, plan, schema, statistics, rank=0, world_size=1) as reader:
         dataset = to_tf_dataset(reader, lambda: next(cursors), cardinality=plan.steps_per_epoch)

@@ -6,8 +6,9 @@ import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from dl_on_spark.config import PipelineConfig
-from dl_on_spark.jobs.days import DaySplit, run_folder, warn_of_days
-from dl_on_spark.lake import Schema, open_table
+from dl_on_spark.jobs.days import DaySplit, day_tables, run_folder, warn_of_days
+from dl_on_spark.lake import Schema
+from dl_on_spark.sync.noise_scale import batch_advice
 from dl_on_spark.training import Trainer
 from dl_on_spark.training.trainer import Resume
 
@@ -26,10 +27,7 @@ def run(
 ) -> dict[str, Any]:
     """Train on the pipeline's days, with the held-out days as validation; returns the run's key figures."""
     training, days = config.training, DaySplit.of(config, date)
-    table = open_table(config.data_path(config.etl.table))
-    chosen = table if training.where is None else table.where(training.where)
-    train_rows = chosen.where(days.training_filter(config.date_column))
-    held_out = chosen.where(days.holdout_filter(config.date_column))
+    train_rows, held_out = day_tables(config, days)
     warn_of_days(train_rows.snapshot(spark), config.date_column, days.first, days.last)
     warn_of_days(held_out.snapshot(spark), config.date_column, days.holdout_first, days.holdout_last)
     trainer = Trainer(
@@ -52,8 +50,15 @@ def run(
         epochs=training.epochs,
         seed=training.seed,
         resume=cast(Resume, resume),
+        class_weight=training.class_weight,
         quiet=quiet,
     )
+    metrics: dict[str, Any] = {f"metric_{name}": value for name, value in result.metrics.items()}
+    noise_scale = result.metrics.get("noise_scale")
+    if noise_scale is not None:
+        steps = result.epochs * -(-result.rows_per_epoch // training.global_batch_size)
+        rows = training.global_batch_size * max(1, round(steps / result.steps))  # of an update that accumulates
+        metrics["batch_advice"] = batch_advice(noise_scale, rows)
     return {
         "run": result.run_dir,
         "model": result.model_path,
@@ -65,5 +70,5 @@ def run(
         "rows_per_second": result.rows_per_second,
         "bytes_sent": result.bytes_sent,
         "restarts": result.restarts,
-        **{f"metric_{name}": value for name, value in result.metrics.items()},
+        **metrics,
     }

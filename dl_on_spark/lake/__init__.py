@@ -7,6 +7,7 @@ from dl_on_spark.lake.schema import Field, Schema
 from dl_on_spark.lake.snapshot import DataFile, RowGroups, Snapshot
 from dl_on_spark.lake.statistics import Statistics, compute_statistics
 from dl_on_spark.lake.table import Table, open_table
+from dl_on_spark.lake.tensor_writes import describe_tensors, write_tensors
 
 __all__ = [
     "DataFile",
@@ -18,5 +19,7 @@ __all__ = [
     "Statistics",
     "Table",
     "compute_statistics",
+    "describe_tensors",
     "open_table",
+    "write_tensors",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import DataContractError, SchemaError
+from dl_on_spark.lake.ddl import quoted
 from dl_on_spark.lake.schema import Field, Schema
 from dl_on_spark.lake.sources import CORRUPT
 
@@ -53,17 +54,17 @@ def with_reasons(rows: DataFrame, schema: Schema, *, text: bool) -> DataFrame:
         reasons.append(F.when(F.col(CORRUPT).isNotNull(), F.lit("row: its values do not fit the columns")))
     typed: dict[str, Column] = {}
     for field in schema.fields:
-        column = F.col(f"`{field.name}`")
+        column = F.col(quoted(field.name))
         if text and rows.schema[field.name].dataType != spark_types[field.name]:
             ddl = spark_types[field.name].simpleString()
-            cast = F.expr(f"try_cast(`{field.name}` as {ddl})")
+            cast = F.expr(f"try_cast({quoted(field.name)} as {ddl})")
             reasons.append(F.when(column.isNotNull() & cast.isNull(), F.lit(f"{field.name}: not {ddl}")))
             typed[field.name] = cast
             column = cast
-        reasons += _reasons(field, column, given=F.col(f"`{field.name}`"))
+        reasons += _reasons(field, column, given=F.col(quoted(field.name)))
     found = F.array_compact(F.array(*reasons)) if reasons else F.array().cast("array<string>")
     return rows.select(
-        *(typed[name].alias(name) if name in typed else F.col(f"`{name}`") for name in rows.columns),
+        *(typed[name].alias(name) if name in typed else F.col(quoted(name)) for name in rows.columns),
         found.alias(REASONS),
     )
 

@@ -99,6 +99,11 @@ def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, kind)
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it, whatever letters it has: a dot would lead into a struct."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _parse(text: str) -> pa.DataType | None:
     if text in _PLAIN:
         return _PLAIN[text]

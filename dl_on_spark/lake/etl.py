@@ -22,7 +22,7 @@ from dl_on_spark.lake.checks import (
     report_of,
     with_reasons,
 )
-from dl_on_spark.lake.ddl import fits
+from dl_on_spark.lake.ddl import fits, quoted
 from dl_on_spark.lake.schema import Schema
 from dl_on_spark.lake.sources import CORRUPT, SOURCE_FILE, Source, missing_days, read_source
 from dl_on_spark.lake.storage import join, write_bytes
@@ -171,7 +171,7 @@ def _check_days(rows: DataFrame, date_column: str, first: datetime.date, last: d
             f"(columns: {', '.join(rows.columns)}).",
             fix="Mend date_column, or add the column to schema and transform.",
         )
-    (ends,) = rows.agg(F.min(date_column), F.max(date_column)).collect()
+    (ends,) = rows.agg(F.min(quoted(date_column)), F.max(quoted(date_column))).collect()
     for day in ends:
         if not str(first) <= str(day) <= str(last):
             raise TableError(
@@ -199,7 +199,7 @@ def _as_schema(rows: DataFrame, schema: Schema) -> DataFrame:
                 fix=f"Cast it in the transform: .cast({field.type!r}).",
             )
     types = {field.name: field.dataType for field in schema.to_spark()}
-    return rows.select(*(F.col(f"`{f.name}`").cast(types[f.name]).alias(f.name) for f in schema.fields))
+    return rows.select(*(F.col(quoted(f.name)).cast(types[f.name]).alias(f.name) for f in schema.fields))
 
 
 def _quarantine(
@@ -210,7 +210,7 @@ def _quarantine(
 
     if date_column not in rows.columns:
         rows = rows.withColumn(date_column, F.lit(days[-1]))
-    rows = rows.where(F.col(date_column).isin(*days))  # days read for lookback belong to another run
+    rows = rows.where(F.col(quoted(date_column)).isin(*days))  # days read for lookback belong to another run
     write_partitions(rows, uri, partition_by=date_column, replaces=replaces)
 
 

@@ -22,7 +22,7 @@ def path_of(schema: pa.Schema, name: str) -> tuple[str, ...] | None:
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field | None:
-    """The field at a dotted name, under that name; null where any struct around it is null."""
+    """The field at a dotted name, under that name, with its metadata; null where any struct around it is null."""
     path = path_of(schema, name)
     if path is None:
         return None
@@ -31,7 +31,7 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field | None:
     for step in path[1:]:
         field = field.type.field(step)
         nullable |= field.nullable
-    return pa.field(name, field.type, nullable)
+    return pa.field(name, field.type, nullable, field.metadata)
 
 
 def names_of(schema: pa.Schema) -> list[str]:

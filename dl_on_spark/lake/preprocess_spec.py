@@ -47,7 +47,8 @@ def _only_entry(value: dict[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
 
 
 def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+    # Indices are int32, and a vocabulary's are the sum of two of these numbers.
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**30
 
 
 def _increasing(value: Any) -> bool:

@@ -63,7 +63,7 @@ class RowGroupDecoder:
             for field in self._schema
             if dictionary_text
             and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
-            and field.name not in self._filter_columns
+            and field.name not in self._filter_columns | self._partition_names
         ]
         self._files: OrderedDict[tuple[int, int], pq.ParquetFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -176,8 +176,9 @@ class RowGroupDecoder:
         opened = pq.ParquetFile(
             source,
             pre_buffer=not self._local,
-            read_dictionary=self._dictionaries,
+            read_dictionary=[own for name in self._dictionaries if (own := data_file.stored_as.get(name, name))],
             coerce_int96_timestamp_unit="us",  # nanoseconds would wrap far years
+            page_checksum_verification=True,  # of files that have checksums, as Spark's: a flipped bit trains unseen
         )
         with self._lock:
             self._files[key] = opened

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import math
 import os
 from collections.abc import Iterable
 from functools import cached_property
@@ -22,6 +23,7 @@ from pydantic import Field as PydanticField
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import ddl, nested
 from dl_on_spark.lake.preprocess_spec import Preprocess, checked
+from dl_on_spark.lake.tensor_columns import TENSOR_CODECS, TENSOR_DTYPES, TensorColumn, difference
 from dl_on_spark.yaml_text import load_yaml
 
 if TYPE_CHECKING:
@@ -29,7 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Role = Literal["feature", "label", "weight", "key", "partition"]
+Codec = Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"]
 _DEFAULT_OOV = 1
+_DTYPES = {
+    "bool",
+    "string",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+}
 
 
 class Checks(BaseModel):
@@ -59,18 +68,19 @@ class Checks(BaseModel):
 
 class Field(BaseModel):
     """One column. ``type`` is Spark DDL, or ``vector`` for Spark ML's; ``shape`` and ``dtype`` describe the tensor
-    of one row. ``pad``: the value that fills lists up which are shorter than ``shape``."""
+    of one row, ``codec`` how it is stored in a binary column. ``pad``: the value that fills lists and encoded tensors
+    up which are smaller than ``shape``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: str = PydanticField(min_length=1)
     type: str
     nullable: bool = True
     role: Role | None = None
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
     pad: Any = None
-    codec: Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"] | None = None
+    codec: Codec | None = None
     nulls: Literal["refuse", "indicator"] | dict[Literal["fill"], Any] = "refuse"
     checks: Checks = Checks()
     preprocess: Preprocess | None = None
@@ -84,6 +94,20 @@ class Field(BaseModel):
             raise ValueError(str(error)) from error
         return value
 
+    @field_validator("shape")
+    @classmethod
+    def _sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and min(value, default=1) < 1:
+            raise ValueError(f"a size of {min(value)}; the rows are not part of a shape")
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: str | None) -> str | None:
+        if value is not None and value not in _DTYPES:
+            raise ValueError(f"{value!r} is none; known: {', '.join(sorted(_DTYPES))}")
+        return value
+
     @field_validator("preprocess")
     @classmethod
     def _known_preprocess(cls, value: Preprocess | None) -> Preprocess | None:
@@ -92,10 +116,13 @@ class Field(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         kind, element = self.arrow_type, ddl.element_type(self.arrow_type)
+        if self.codec in TENSOR_CODECS:
+            element = self._tensor_element()
         if self.step is not None and ddl.is_vector(kind):
             raise ValueError("a vector is fed as it is; preprocess it with Spark ML's stages")
-        if self.pad is not None and not (pa.types.is_list(self.arrow_type) and len(self.shape or ()) == 1):
-            raise ValueError("pad needs a list and a shape of one number")
+        padded_list = pa.types.is_list(self.arrow_type) and len(self.shape or ()) == 1
+        if self.pad is not None and not (padded_list or (self.codec in TENSOR_CODECS and self.shape)):
+            raise ValueError("pad needs a list and a shape of one number, or a codec and a shape")
         text, scalar_text = pa.types.is_string(element), pa.types.is_string(kind)
         number = not any(is_(element) for is_ in (pa.types.is_string, pa.types.is_binary, pa.types.is_nested))
         if self.step in {"standardize", "bucketize"} and not number:
@@ -104,17 +131,38 @@ class Field(BaseModel):
             raise ValueError(f"preprocess vocabulary needs numbers or text, not {self.type}")
         if self.checks.regex is not None and not scalar_text:
             raise ValueError(f"checks.regex needs text, not {self.type}")
-        if isinstance(self.nulls, dict) and not _fills(self.nulls["fill"], element):
-            raise ValueError(f"nulls.fill: {_shown(self.nulls['fill'])} is no value of type {self.type}")
-        for name, values in (
-            ("min", (self.checks.min,)),
-            ("max", (self.checks.max,)),
-            ("in", self.checks.one_of or ()),
-        ):
-            for value in values:
-                if value is not None and not _comparable(value, kind):
-                    raise ValueError(f"checks.{name}: {_shown(value)} is no value of type {self.type}")
+        if self.dtype is not None and self.codec is None and number == (self.dtype == "string"):
+            raise ValueError(f"dtype {self.dtype} is none that {self.type} can be fed as")
+        if self.role == "weight" and (not number or self.shape):
+            raise ValueError(f"a weight is one number a row, not {self.type}")
+        if isinstance(self.nulls, dict) and not _fills(self.nulls.get("fill"), element):
+            raise ValueError(f"nulls.fill: {_shown(self.nulls.get('fill'))} is no value of type {self.type}")
+        self._check_checks(kind)
         return self
+
+    def _check_checks(self, kind: pa.DataType) -> None:
+        low, high, allowed = self.checks.min, self.checks.max, self.checks.one_of
+        given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
+        for name, value in (*given, *(("in", value) for value in allowed or ())):
+            if not _comparable(value, kind):
+                raise ValueError(f"checks.{name}: {_shown(value)} is no value of type {self.type}")
+        nothing = allowed is not None and not allowed
+        if nothing or (isinstance(low, float) and isinstance(high, float) and low > high):
+            raise ValueError("checks: no value passes (in: [], or min above max)")
+
+    def _tensor_element(self) -> pa.DataType:
+        """What an encoded tensor holds. Raises `ValueError` for entries that fit no codec."""
+        if not pa.types.is_binary(self.arrow_type):
+            raise ValueError(f"codec {self.codec} needs type: binary, not {self.type}")
+        if self.step is not None:
+            raise ValueError("an encoded tensor is fed as it is; preprocess it in the model")
+        dtype = self.tensor_spec()[1]
+        if dtype not in TENSOR_DTYPES:
+            raise ValueError(f"codec {self.codec} has no tensors of dtype {dtype!r}")
+        element = pa.from_numpy_dtype(dtype)
+        if self.pad is not None and not _fills(self.pad, element):
+            raise ValueError(f"pad: {_shown(self.pad)} is no value of dtype {dtype}")
+        return element
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -164,6 +212,8 @@ class Field(BaseModel):
             return shape, "int32"
         if self.dtype is not None:
             return shape, self.dtype
+        if self.codec in TENSOR_CODECS:
+            return shape, "uint8" if self.codec in {"png", "jpeg"} else "float32"
         return shape, _dtype(self.arrow_type)
 
 
@@ -178,6 +228,15 @@ class Schema:
         self.fields = tuple(fields)
         self.source = source
         self._by_name = {field.name: field for field in self.fields}
+        for field in self.fields:
+            if field.nulls == "indicator" and f"{field.name}_is_null" in self._by_name:
+                raise SchemaError(
+                    f"{source}: field '{field.name}_is_null' has the name of the indicator of {field.name!r}.",
+                    fix="Rename that column, or give the other one nulls: {fill: VALUE}.",
+                )
+        weights = [field.name for field in self.with_role("weight")]
+        if len(weights) > 1:
+            raise SchemaError(f"{source}: the weights {', '.join(weights)}.", fix="Give one field `role: weight`.")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
@@ -291,6 +350,15 @@ class Schema:
                     f"{uri}: column {name!r} has type {kind}; {self.source} asks for {field.type}.",
                     fix="Correct `type` in the schema, or write the column with that type.",
                 )
+            if field.codec not in TENSOR_CODECS:
+                continue
+            shape, dtype = field.tensor_spec()
+            asked = difference(found, field.codec, dtype, shape, padded=field.pad is not None)
+            if asked is not None:
+                raise SchemaError(
+                    f"{uri}: column {name!r} holds {TensorColumn.of(found)}; {self.source} asks for {asked}.",
+                    fix="Correct codec, dtype and shape in the schema (`dl-on-spark table inspect` shows them).",
+                )
 
     def to_arrow(self) -> pa.Schema:
         """Arrow schema of all fields."""
@@ -320,7 +388,9 @@ class Schema:
         return inputs_of(self)
 
 
-def _field(name: str, spec: Any, source: str) -> Field:
+def _field(name: object, spec: Any, source: str) -> Field:
+    if name is None or isinstance(name, bool):  # YAML's own words: null, on, off, yes, no
+        raise SchemaError(f"{source}: YAML reads a field's name as {name!r}.", fix="Quote the name.")
     if not isinstance(spec, dict):
         raise SchemaError(f"{source}: field {name!r} needs entries such as `type`.", fix="{type: int, role: feature}")
     odd = [key for key in spec if not isinstance(key, str)]
@@ -357,6 +427,8 @@ def _fills(value: Any, kind: pa.DataType) -> bool:
     kind = ddl.element_type(kind)
     try:
         found = ddl.scalar(value, kind).as_py()
+        if isinstance(found, float) and not math.isfinite(found):
+            return False
         # Arrow would cut the fraction of a number off.
         return found is not None and (found == value or not pa.types.is_integer(kind))
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
@@ -374,7 +446,8 @@ def _comparable(value: Any, kind: pa.DataType) -> bool:
             return False
     if pa.types.is_string(kind):
         return isinstance(value, str)
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not pa.types.is_nested(kind)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and not pa.types.is_nested(kind)
+    return number and math.isfinite(value)
 
 
 def _dtype(kind: pa.DataType) -> str:

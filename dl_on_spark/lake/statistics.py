@@ -110,7 +110,10 @@ def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
     while ddl.element_type(column.type) != column.type:  # one mean, or one vocabulary, for all places of a list
         column = pc.list_flatten(column)
     values = column.drop_null()
-    found: dict[str, Any] = {"count": len(values), "nulls": column.null_count}
+    if pa.types.is_floating(values.type):
+        wide = values.cast(pa.float32()) if pa.types.is_float16(values.type) else values  # no kernels for halfs
+        values = wide.filter(pc.invert(pc.is_nan(wide)))
+    found: dict[str, Any] = {"count": len(values), "nulls": len(column) - len(values)}
     if spec.step == "vocabulary":
         counts = pc.value_counts(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
         found["words"] = [[item["values"], item["counts"]] for item in counts.to_pylist()]
@@ -154,7 +157,7 @@ def _merge_two(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     difference = b["mean"] - a["mean"]
     share = b["count"] / count if count else 0.0
     found["mean"] = a["mean"] + difference * share
-    found["squares"] = a["squares"] + b["squares"] + difference**2 * a["count"] * share
+    found["squares"] = a["squares"] + b["squares"] + difference * difference * a["count"] * share
     found["min"] = min((v for v in (a["min"], b["min"]) if v is not None), default=None)
     found["max"] = max((v for v in (a["max"], b["max"]) if v is not None), default=None)
     if "points" in a or "points" in b:
@@ -200,6 +203,13 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
     if "words" in merged:
         ranked = sorted(merged["words"], key=lambda item: (-item[1], item[0]))
         return FieldStatistics(count, nulls, vocabulary=tuple(w for w, _ in ranked[: int(spec.options["max"])]))
+    # Rounding gives a constant column a spread of its own, by which scores of other values would be divided.
+    spread = 0.0 if merged["min"] == merged["max"] else math.sqrt(merged["squares"] / count)
+    if not math.isfinite(spread):
+        raise SchemaError(
+            f"column {spec.name!r} has values from {merged['min']:g} to {merged['max']:g}: too wide for a float.",
+            fix="Correct or remove these rows in the ETL (checks: {min: ..., max: ...} put them into quarantine).",
+        )
     boundaries = None
     if "points" in merged:
         boundaries = _quantiles(merged["points"], int(spec.options["quantiles"]))
@@ -207,7 +217,7 @@ def _finish(spec: Field, merged: dict[str, Any]) -> FieldStatistics:
         count,
         nulls,
         mean=merged["mean"],
-        std=math.sqrt(merged["squares"] / count),
+        std=spread,
         min=merged["min"],
         max=merged["max"],
         boundaries=boundaries,
@@ -224,8 +234,9 @@ def _quantiles(points: list[list[float]], buckets: int) -> tuple[float, ...]:
 
 
 def _is_measured(spec: Field) -> bool:
-    """Whether mean and range are wanted, beside the count of nulls."""
+    """Whether mean and range are wanted, beside the count of nulls; of floats, since one may be infinite."""
     number = _is_number(spec.arrow_type) and spec.role == "label" and not spec.shape
+    number |= pa.types.is_floating(spec.arrow_type)
     return number or spec.step == "standardize" or "quantiles" in spec.options
 
 

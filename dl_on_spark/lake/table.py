@@ -103,7 +103,8 @@ class Table:
         for name, module in chosen:
             if module.recognizes(place):
                 return name, module.resolve(place, self.version, self.predicate, spark)
-        raise TableError(f"{self.uri}: there is no table.", fix="Check the path, or run the ETL first.")
+        kind = "table" if self.format == "auto" else f"{self.format} table"
+        raise TableError(f"{self.uri}: there is no {kind}.", fix="Check the path, or run the ETL first.")
 
     def _selected(self, schema: pa.Schema) -> tuple[str, ...] | None:
         for name in self.columns or ():

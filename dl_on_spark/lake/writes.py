@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from dl_on_spark.errors import InputError, TableError
+from dl_on_spark.lake.ddl import quoted
 from dl_on_spark.lake.formats.parquet_footer import sort_encodings
 from dl_on_spark.lake.staging import staging, sync_folder
 from dl_on_spark.lake.storage import PathLike, local_path
@@ -141,7 +142,7 @@ def _write_with_spark(
         for field in rows.schema
         if field.name not in {partition_by, *sort_by} and not isinstance(field.dataType, MapType)
     ]
-    order = [_quoted(name) for name in (partition_by, *sort_by, *ties)]
+    order = [quoted(name) for name in (partition_by, *sort_by, *ties)]
     writer = (
         rows.repartition(order[0])
         .sortWithinPartitions(*order)
@@ -152,10 +153,6 @@ def _write_with_spark(
         writer = writer.option("parquet.block.row.count.limit", rows_per_group)
     # Hadoop takes the path of a URI as it stands: a space written as %20 would be another folder.
     writer.partitionBy(partition_by).parquet(f"file:{folder}")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _folder_name(column: str, value: object) -> str:

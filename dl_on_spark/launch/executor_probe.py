@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dl_on_spark.launch.machine import machine_facts, peer_check
+
 # The distributions that provide the module, by the name users know.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tensorflow-macos"),
@@ -24,15 +26,17 @@ def own_versions() -> dict[str, str | None]:
 
 
 def make_probe(
-    driver_address: str, folders: dict[str, str], readable: list[str], token: str
+    driver_address: str, folders: dict[str, str], readable: list[str], token: str, *, peers: bool = False
 ) -> Callable[[], dict[str, Any]]:
     """The function to run in each barrier task; it returns plain values and never raises.
 
     `folders` maps each writable URI to the existing folder in which the driver left a file named
-    `token`; each executor must see it and be able to write beside it.
+    `token`; each executor must see it and be able to write beside it. With `peers` the tasks also try
+    to reach each other.
     """
     versions_here, driver_failure = _versions_check(PACKAGES), _driver_check(driver_address)
     read_failure, write_failure = _read_check(), _write_check(token)
+    machine, peer_failures = machine_facts(), peer_check() if peers else None
 
     def probe() -> dict[str, Any]:
         import socket
@@ -46,10 +50,14 @@ def make_probe(
         # Without these two the folders cannot be tried, and the run is refused anyway.
         complete = versions["dl_on_spark"] is not None and versions["pyarrow"] is not None
         gpus = context.resources().get("gpu")
+        address = context.getTaskInfos()[rank].address
+        name, _, port = address.rpartition(":")
         return {
             "rank": rank,
             "host": socket.gethostname(),
-            "executor": context.getTaskInfos()[rank].address,
+            "executor": address,
+            "machine": machine(),
+            "peers": {} if peer_failures is None else peer_failures(context, name if port.isdigit() else address),
             "interpreter": sys.executable,
             "versions": versions,
             "cpus": context.cpus(),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import PreflightError
 from dl_on_spark.launch.barrier import (
@@ -26,8 +26,10 @@ from dl_on_spark.launch.barrier import (
 )
 from dl_on_spark.launch.driver_channel import ChannelServer
 from dl_on_spark.launch.executor_probe import make_probe, own_versions
+from dl_on_spark.launch.finding import Finding
 from dl_on_spark.launch.gpus import local_gpus
 from dl_on_spark.launch.launch import driver_hosts
+from dl_on_spark.launch.machine import described, judge
 from dl_on_spark.launch.slots import count_slots, explain_slots, way_to_more_slots
 
 if TYPE_CHECKING:
@@ -40,16 +42,6 @@ _SLOTS_WAIT_S = 15.0
 _CANCEL_S = 2.0
 # Another version of these on an executor gives other numbers or unreadable models; of the rest, a warning.
 _MUST_MATCH = ("python", "tensorflow", "keras", "dl_on_spark")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing preflight looked at: what it saw, where, and what to do about it."""
-
-    level: Literal["ok", "warning", "error"]
-    what: str
-    where: str
-    fix: str = ""
 
 
 def preflight(
@@ -66,16 +58,44 @@ def preflight(
     `readable` and `writable` are URIs tried from every executor that the probe reaches. Nothing is
     left in them. Raises :class:`PreflightError` naming all blocking findings, within 30 s.
     """
+    findings = examine(
+        spark,
+        num_workers,
+        gpus_per_worker=gpus_per_worker,
+        cpus_per_worker=cpus_per_worker,
+        readable=readable,
+        writable=writable,
+    )
+    blocking = list(dict.fromkeys(finding for finding in findings if finding.level == "error"))
+    if blocking:  # one error for all; the fixes come last
+        fixes = list(dict.fromkeys(finding.fix for finding in blocking if finding.fix))
+        lines = [f"{finding.what} [{finding.where}]" for finding in blocking]
+        raise PreflightError("\n".join(lines), fix=" ".join(fixes))
+    return findings
+
+
+def examine(
+    spark: SparkSession,
+    num_workers: int,
+    *,
+    gpus_per_worker: int = 0,
+    cpus_per_worker: int | None = None,
+    readable: Sequence[str] = (),
+    writable: Sequence[str] = (),
+    peers: bool = False,
+) -> list[Finding]:
+    """The findings of `preflight`, bad ones too. What cannot be looked at because of an error before it is left out.
+
+    ``peers``: try every way between executors as well, which takes a second more.
+    """
     started = time.monotonic()
     findings = check_settings(lambda key, default: setting(spark, key, default), num_workers)
-    _refuse(findings)
     profile = worker_profile(spark, gpus_per_worker, cpus_per_worker)
     findings += _check_slots(spark, num_workers, profile, gpus_per_worker, cpus_per_worker)
-    _refuse(findings)
+    if any(finding.level == "error" for finding in findings):
+        return findings
     left = DEADLINE_S - _CANCEL_S - (time.monotonic() - started)
-    findings += _check_executors(spark, num_workers, profile, readable, writable, max(5.0, left))
-    _refuse(findings)
-    return findings
+    return findings + _check_executors(spark, num_workers, profile, readable, writable, max(5.0, left), peers=peers)
 
 
 def check_settings(setting_of: Callable[[str, str], str], num_workers: int) -> list[Finding]:
@@ -112,7 +132,7 @@ def compare_versions(driver: dict[str, str | None], reports: Sequence[dict[str, 
             expected, whose = reports[0]["versions"].get(name), str(reports[0]["host"])
         for report in reports:
             have = report["versions"].get(name)
-            where = f"{report['host']}, {report['interpreter']}"
+            where = _where(report)
             if have is None:
                 fix = "Install it there, or set PYSPARK_PYTHON (spark.pyspark.python) to one with it."
                 if name == "dl_on_spark":
@@ -186,6 +206,8 @@ def _check_executors(
     readable: Sequence[str],
     writable: Sequence[str],
     wait_s: float,
+    *,
+    peers: bool,
 ) -> list[Finding]:
     bind_host, host = driver_hosts(spark)
     token = f".dl_on_spark_preflight_{secrets.token_hex(8)}"
@@ -197,11 +219,12 @@ def _check_executors(
             return refused
         job = BarrierJob(
             spark,
-            make_probe(server.address, folders, list(readable), token),
+            make_probe(server.address, folders, list(readable), token, peers=peers),
             num_workers,
             profile=profile,
             name="dl_on_spark: preflight",
         )
+        asked = time.time()
         job.start()
         if not job.join(wait_s):
             job.cancel()
@@ -216,17 +239,26 @@ def _check_executors(
             ]
     if job.outcomes is None:
         return [_explain_probe_failure(spark, job.error)]
+    answered, local = time.time(), is_local(spark)
     findings = compare_versions(own_versions(), job.outcomes)
+    here = Counter(report["host"] for report in job.outcomes)
     for report in job.outcomes:
         findings += _judge_report(report, server.address)
+        where, workers = _where(report), here[report["host"]]
+        findings += judge(report, where, asked=asked, answered=answered, workers_here=workers, local=local)
     return findings
 
 
+def _where(report: dict[str, Any]) -> str:
+    return f"{report['host']}, {report['interpreter']}"
+
+
 def _judge_report(report: dict[str, Any], driver_address: str) -> list[Finding]:
-    where = f"{report['host']}, {report['interpreter']}"
+    where = _where(report)
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     gpus = f", GPUs {', '.join(report['gpus'])}" if report["gpus"] else ""
-    findings = [Finding("ok", f"executor {report['executor']}: {versions}{gpus}", where)]
+    machine = described(report["machine"])
+    findings = [Finding("ok", f"executor {report['executor']}: {versions}; {machine}{gpus}", where)]
     if report["driver"]:
         findings.append(
             Finding(
@@ -332,13 +364,3 @@ def _ask_interpreter(spark: SparkSession, interpreter: str) -> str:
     except Exception:
         return interpreter
     return "; ".join(dict.fromkeys(str(answer) for answer in answers))
-
-
-def _refuse(findings: Sequence[Finding]) -> None:
-    """Raise one error for all that blocks; the first says most, and its fix comes last."""
-    blocking = list(dict.fromkeys(finding for finding in findings if finding.level == "error"))
-    if not blocking:
-        return
-    lines = [f"{finding.what} [{finding.where}]" for finding in blocking]
-    fixes = list(dict.fromkeys(finding.fix for finding in blocking if finding.fix))
-    raise PreflightError("\n".join(lines), fix=" ".join(fixes))

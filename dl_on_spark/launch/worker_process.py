@@ -13,14 +13,17 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dl_on_spark.launch.failure import Cause, Failure, of_exception, of_exit
@@ -104,6 +107,8 @@ class _Worker:
         self.host = host
         self._step: int | None = None
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        # TensorFlow removes its temporary files at a regular exit only, which a worker never has.
+        self._scratch = tempfile.mkdtemp(prefix="dl_on_spark-", dir=_scratch_root())
         self._report, report = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -112,7 +117,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(report,),
-                env=child_environment(spec, cpus, gpus),
+                env={**child_environment(spec, cpus, gpus), "TMPDIR": self._scratch},
                 # A group of its own: Ctrl-C in a terminal reaches the driver, not the trainers, and
                 # whatever the trainer starts can be ended with it.
                 process_group=0,
@@ -166,6 +171,7 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(_REAP_S)
         self._reader.join(_REAP_S)
+        shutil.rmtree(self._scratch, ignore_errors=True)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -211,6 +217,12 @@ class _Worker:
                 self._tail.append(text)
                 sys.stderr.write(text)
                 sys.stderr.flush()
+
+
+def _scratch_root() -> str | None:
+    """A folder that Spark removes when the executor is gone, even if this task is killed; None without one."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return folder if folder and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def child_environment(spec: TaskSpec, cpus: int, gpus: list[str]) -> dict[str, str]:

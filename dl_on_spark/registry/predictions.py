@@ -138,6 +138,8 @@ def _predictor(saved: SavedModel, preprocessor: Preprocessor) -> Callable[[dict[
         for name in preprocessor.feature_names
     }
     call = tf.function(lambda inputs: model(inputs, training=False), input_signature=[signature])
+    with _temporary_files_removed():
+        call.get_concrete_function()  # traces the model
 
     def predict(inputs: dict[str, Any]) -> Scores:
         output = call({name: tf.convert_to_tensor(inputs[name]) for name in signature})
@@ -148,6 +150,19 @@ def _predictor(saved: SavedModel, preprocessor: Preprocessor) -> Callable[[dict[
     _loaded.clear()  # one model at a time: versions follow each other
     _loaded[saved.digest] = predict
     return predict
+
+
+@contextlib.contextmanager
+def _temporary_files_removed() -> Iterator[None]:
+    """Remove what is left in the folder for temporary files: AutoGraph's sources, of which TensorFlow removes its own
+    at a regular exit only, which Spark's Python workers do not have."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 def _cores_of_the_task() -> int:

@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from dl_on_spark.collectives.codecs import Codec, Compressor, parse_codec
 from dl_on_spark.errors import ConfigError, ModelError
+from dl_on_spark.sync.accumulation import Accumulation
 from dl_on_spark.sync.base import AgreedStatistics, Arrays, StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.compression import BucketCompressors
+from dl_on_spark.sync.layerwise import check_whole_layers
+from dl_on_spark.sync.noise_scale import NoiseMeter
 
 if TYPE_CHECKING:
     import keras
@@ -31,21 +34,41 @@ class Allreduce(SyncStrategy):
     batch. Gradients are packed in buckets of ``bucket_mb`` MiB, last layer first, and reduced in that order.
     Sparse gradients (embeddings) become dense, with one worker too: Keras on TensorFlow squares and clips the
     rows of a category one by one, before they are summed, so Adam's steps would depend on how rows are spread
-    over the workers. ``compress``: a codec or its text ("fp16", TopK(0.01)) that sums each bucket in fewer bytes.
+    over the workers. An optimizer that accumulates k batches exchanges once in k.
+
+    ``compress``: a codec or its text ("fp16", TopK(0.01)) that sums each bucket in fewer bytes. ``noise_scale``:
+    measure the gradient noise scale, in rows, as a metric of each epoch; it takes two workers.
     """
 
     bucket_mb: float = 25.0
     compress: Codec | str | None = None
+    noise_scale: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_mb > 0:
             raise ConfigError(f"allreduce: bucket_mb={self.bucket_mb}.", fix="Use a number above 0.")
         if self.compress is not None:
             object.__setattr__(self, "compress", parse_codec(self.compress))
+        if not isinstance(self.noise_scale, bool):
+            raise ConfigError(f"allreduce: noise_scale={self.noise_scale}.", fix="Use true or false.")
+        if self.noise_scale and self.compress is not None:
+            raise ConfigError(
+                f"allreduce: noise_scale with compress={self.compress}: what compressed gradients sum to is not their "
+                "mean.",
+                fix="Measure the noise scale in a run without compress.",
+            )
+
+    def check(self, world_size: int) -> None:
+        if self.noise_scale and world_size < 2:
+            raise ConfigError(
+                "allreduce: noise_scale compares the gradients of workers; there is one.",
+                fix="Use num_workers=2 or more.",
+            )
 
     def __str__(self) -> str:
         options = [] if self.bucket_mb == 25.0 else [f"bucket_mb={self.bucket_mb}"]
         options += [] if self.compress is None else [f"compress={self.compress}"]
+        options += ["noise_scale=true"] if self.noise_scale else []
         return ":".join(["allreduce", ",".join(options)] if options else ["allreduce"])
 
     def start(self, model: keras.Model, comm: Communicator, rows: StepRows) -> SyncSession:
@@ -62,29 +85,39 @@ class AllreduceSession(SyncSession):
         self._model, self._comm, self._rows = model, comm, rows
         self._statistics = AgreedStatistics(model, comm, rows)
         self._step = 0
-        self._reductions = 0  # of the step that is being traced
+        self._applied = self._reductions = 0  # of the step that is being traced
+        self._share = 1.0
+        self._exchanged: list[int] | None = []  # steps of the plan in the gradient to be exchanged; None: not known
         self._optimizer: Any = model.optimizer
         self._compressors: BucketCompressors | None = None
         self.in_graph = comm.world_size > 1
         if isinstance(config.compress, Codec):
             config.compress.check_optimizer(self._optimizer)
+            check_whole_layers(self._optimizer, config.compress)
             self.in_graph = self.in_graph or config.compress.acts_alone
         if isinstance(config.compress, Codec) and self.in_graph:
             self._compressors = BucketCompressors(config.compress, comm, rows.plan.seed or 0)
+        self._noise = NoiseMeter(rows.plan, comm) if config.noise_scale and comm.world_size > 1 else None
+        self._accumulation = Accumulation.of(model, comm) if self.in_graph else None
+        if self._accumulation is not None:
+            self._accumulation.reduce_before_update(self._reduce)
         own_apply = self._optimizer.apply
 
         def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            dense = _dense(grads)
-            return own_apply(self._reduce(dense) if self.in_graph else dense, trainable_variables)
+            ready = _dense(grads)
+            if self.in_graph:
+                ready = self._reduce(ready) if self._accumulation is None else self._weighted(ready)
+            self._applied += 1
+            return own_apply(ready, trainable_variables)
 
         # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
         object.__setattr__(self._optimizer, "apply", apply)
 
     def begin_step(self) -> None:
-        self._reductions = 0
+        self._applied = self._reductions = 0
 
     def end_step(self) -> None:
-        if self.in_graph and self._model.trainable_weights and not self._reductions:
+        if self.in_graph and self._model.trainable_weights and not self._applied:
             self.failure = ModelError(
                 "allreduce: this model's train_step trains past model.optimizer, so workers would drift apart.",
                 fix="Apply the gradients with model.optimizer.apply, or use LocalSGD.",
@@ -97,22 +130,42 @@ class AllreduceSession(SyncSession):
     def after_steps(self, step: int) -> None:
         return
 
+    def before_steps(self, step: int) -> None:
+        if self._noise is not None and step % self._rows.plan.steps_per_epoch == 0:
+            self._noise.begin_epoch()
+        if self._accumulation is not None and self._accumulation.share_out():
+            self._exchanged = None
+
     def finish_epoch(self, step: int) -> None:
         """Batch-norm statistics become the mean over all rows since they last agreed."""
         self._statistics.agree(step)
+        if self._accumulation is not None:
+            self._accumulation.gather()
+        if self._noise is not None:
+            self._noise.agree()
+
+    def metrics(self) -> dict[str, float]:
+        """``noise_scale`` where it was asked for."""
+        return {} if self._noise is None else self._noise.metrics()
 
     def set_step(self, step: int) -> None:
         self._step = step
         self._statistics.set_step(step)
 
     def state(self) -> Arrays:
+        if self._noise is not None:
+            return {"noise_scale": self._noise.sums}
         return {} if self._compressors is None else self._compressors.state()
 
     def load_state(self, state: Arrays) -> None:
+        if self._noise is not None:
+            self._noise.sums = state["noise_scale"]
         if self._compressors is not None:
             self._compressors.load_state(state)
 
     def close(self) -> None:
+        if self._accumulation is not None:
+            self._accumulation.close()
         if "apply" in vars(self._optimizer):
             object.__delattr__(self._optimizer, "apply")
 
@@ -139,13 +192,46 @@ class AllreduceSession(SyncSession):
         self._reductions += bool(present)
         return reduced
 
+    def _weighted(self, grads: list[Any]) -> list[Any]:
+        """This rank's gradients times its share of the batch: the optimizer adds them up, `_reduce` gets their sum."""
+        import tensorflow as tf
+
+        finite, scaled, first = tf.constant(True), hasattr(self._optimizer, "dynamic_scale"), self._applied == 0
+        if scaled:
+            each = [tf.reduce_all(tf.math.is_finite(grad)) for grad in grads if grad is not None]
+            finite = tf.reduce_all(each)
+        assert self._accumulation is not None
+        done = self._accumulation.optimizer._iterations.value
+        share = tf.numpy_function(
+            lambda done, finite: self._part(done, finite, scaled, first), [done, finite], tf.float32
+        )
+        share.set_shape(())
+        return [None if grad is None else grad * tf.cast(share, grad.dtype) for grad in grads]
+
+    def _part(self, done: Any, finite: Any, scaled: bool, first: bool) -> np.float32:
+        """This rank's share of the batch; not finite where a loss scaler must skip the batch, on all ranks."""
+        assert self._accumulation is not None
+        try:
+            steps = self._exchanged if done % self._accumulation.steps else []
+            if first:
+                self._begin_batch()
+            if scaled and self._comm.allreduce(np.array([not finite], np.float32))[0]:
+                self._exchanged = steps
+                return np.float32(np.inf)
+            self._exchanged = None if steps is None else [*steps, self._step - 1]
+            return np.float32(self._share)
+        except BaseException as error:
+            self.failure = error
+            raise
+
     def _exchange_of(self, number: int, tensors: list[Any], wide: Any) -> tuple[Callable[[Flat], Flat], Any]:
         """What exchanges bucket ``number``, and the loss scale to take out before and put back after, or None."""
         compressor, scale = None, None
         if self._compressors is not None:
             shapes = [tuple(t.shape.as_list()) for t in tensors]
             compressor = self._compressors.at(self._reductions, number, shapes, np.dtype(wide.as_numpy_dtype))
-            # Residuals outlive the loss scale, which is a power of two as a rule.
+        if self._accumulation is None and (self._compressors is not None or self._noise is not None):
+            # Residuals and an epoch's sums outlive the loss scale, which is a power of two as a rule.
             scale = getattr(self._optimizer, "dynamic_scale", None)
         # A train_step may apply more than once; all of that is one step of the plan.
         first = number == self._reductions == 0
@@ -167,16 +253,25 @@ class AllreduceSession(SyncSession):
 
     def _exchange(self, flat: Flat, first: bool, compressor: Compressor | None) -> Flat:
         try:
-            if first:
-                self._share = self._rows.share(self._step, self._step + 1)
-                self._step += 1
-            total: Flat = np.multiply(flat, flat.dtype.type(self._share))
+            if first and self._accumulation is None:
+                self._begin_batch()
+                self._exchanged = [self._step - 1]
+            total: Flat = np.multiply(flat, flat.dtype.type(1 if self._accumulation else self._share))
             if compressor is not None:
                 return compressor.reduce(total, self._comm)
-            return self._comm.allreduce(total)
+            own_square = 0.0 if self._noise is None else float(np.dot(total, total))
+            self._comm.allreduce(total)
+            if self._noise is not None and self._exchanged:
+                self._noise.add(own_square, float(np.dot(total, total)), self._exchanged)
+            return total
         except BaseException as error:
             self.failure = error
             raise
+
+    def _begin_batch(self) -> None:
+        """The next step of the plan: its rows give the share of this rank."""
+        self._share = self._rows.share(self._step, self._step + 1)
+        self._step += 1
 
 
 def _dense(grads: Sequence[Any]) -> list[Any]:

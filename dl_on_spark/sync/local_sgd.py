@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dl_on_spark.errors import ConfigError
+from dl_on_spark.sync.accumulation import check_rounds
 from dl_on_spark.sync.base import Arrays, FlatVariables, StepRows, SyncSession, SyncStrategy, running_statistics
 from dl_on_spark.sync.schedule import Quadratic, Stepped
 
@@ -111,6 +112,7 @@ class LocalSGDSession(SyncSession):
     replicas_identical = False
 
     def __init__(self, config: LocalSGD, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
+        check_rounds(model, 1 if config.start_at else config.every, "local_sgd")
         self._config, self._comm, self._rows = config, comm, rows
         self._optimizer: Any = model.optimizer
         trainable = list(model.trainable_weights)

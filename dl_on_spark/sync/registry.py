@@ -63,7 +63,7 @@ def _value(option: str, text: str, whole: str) -> Any:
         return text
     if option == "staleness" and text in {"inf", "none", "unbounded"}:
         return None
-    if option == "scale_by_staleness" and text.lower() in {"true", "false"}:
+    if option in {"scale_by_staleness", "noise_scale"} and text.lower() in {"true", "false"}:
         return text.lower() == "true"
     match = _CALL.fullmatch(text)
     if option == "every" and match and match[2] is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dl_on_spark.sync.accumulation import check_rounds
 from dl_on_spark.sync.base import AgreedStatistics, Arrays, FlatVariables, StepRows, SyncSession
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class ReplicaSession(SyncSession):
     replicas_identical = False
 
     def __init__(self, every: int | None, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
+        if every is not None:
+            check_rounds(model, every, type(self).__name__.removesuffix("Session"))
         self._every, self._comm, self._rows = every, comm, rows
         self._weights = FlatVariables(list(model.trainable_weights))
         self._statistics = AgreedStatistics(model, comm, rows)

@@ -128,7 +128,7 @@ class CheckpointStore:
 
         Raises `CheckpointError` for one of a newer format.
         """
-        folders = self._folders()
+        folders = self.names()
         for folder in folders:
             try:
                 return self.verify(folder)
@@ -152,15 +152,16 @@ class CheckpointStore:
         place = storage.join(self._root, folder)
         return Checkpoint(place, _manifest_of(place))
 
-    def prune(self, keep: int, best: Callable[[Manifest], float] | None = None) -> None:
+    def prune(self, keep: int, best: Callable[[Manifest], float] | None = None, *, verify: bool = False) -> None:
         """Keep the last `keep` complete checkpoints and the one for which `best` is greatest.
 
-        What earlier attempts left incomplete goes too; what this attempt is writing stays.
+        What earlier attempts left incomplete goes too; what this attempt is writing stays. `verify`: read every
+        file, so that a damaged checkpoint counts as incomplete.
         """
         complete: dict[str, Manifest] = {}
-        for folder in self._folders():
+        for folder in self.names():
             try:
-                complete[folder] = self.open(folder).manifest
+                complete[folder] = (self.verify if verify else self.open)(folder).manifest
             except CheckpointError as error:
                 logger.warning("%s It counts as incomplete.", error.message)
         kept = set(list(complete)[:keep])
@@ -172,13 +173,13 @@ class CheckpointStore:
                 storage.delete(storage.join(self._root, folder, _MANIFEST))
                 storage.delete(storage.join(self._root, folder))
 
+    def names(self, *, complete: bool = True) -> list[str]:
+        """Folders of the checkpoints, furthest first; ``complete=False``: also of those without a manifest."""
+        found = self._found(f"/{_MANIFEST}" if complete else "")
+        return sorted(found, key=lambda name: found[name], reverse=True)
+
     def _folder(self, step: int) -> str:
         return storage.join(self._root, f"step-{step:08d}-a{self._attempt:03d}")
-
-    def _folders(self) -> list[str]:
-        """Names of complete checkpoints, furthest first."""
-        found = self._found(f"/{_MANIFEST}")
-        return sorted(found, key=lambda name: found[name], reverse=True)
 
     def _found(self, ending: str = "") -> dict[str, tuple[int, int]]:
         """(step, attempt) of the folders that have a file whose path ends so."""

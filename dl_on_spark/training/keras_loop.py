@@ -12,7 +12,7 @@ rows come in blocks of steps from a `BlockFeed`, which begins where the cursor s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -23,7 +23,8 @@ from dl_on_spark.collectives import Communicator
 from dl_on_spark.input_pipeline import BlockFeed, Cursor, SamplePlan
 from dl_on_spark.input_pipeline.block_feed import step_of
 from dl_on_spark.sync.base import SyncSession
-from dl_on_spark.training.metrics import merge_over_ranks, metric_variables
+from dl_on_spark.training.class_weights import weigh_classes
+from dl_on_spark.training.metrics import count_outputs_by_rows, merge_over_ranks, metric_variables
 
 
 class StepHook(Protocol):
@@ -52,13 +53,14 @@ def fit_worker(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     steps_per_execution: int = 32,
     hooks: Sequence[StepHook] = (),
+    class_weight: Mapping[int, float] | None = None,
 ) -> dict[str, list[float]]:
     """Run `fit` on this rank from `start` to the end of epoch `epochs`; returns Keras's history.
 
     An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it.
     """
-    loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks)
-    unmerge = merge_over_ranks(model, comm)
+    loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks, class_weight)
+    uncount, unmerge = count_outputs_by_rows(model), merge_over_ranks(model, comm)
     before = model.steps_per_execution
     model.steps_per_execution = steps_per_execution
     # On the instance: Keras's `fit` asks for a train function and gets ours.
@@ -83,6 +85,7 @@ def fit_worker(
         model.train_function = None
         model.steps_per_execution = before
         unmerge()
+        uncount()
     found: dict[str, list[float]] = history.history
     return found
 
@@ -99,6 +102,7 @@ class _StepLoop:
         start: Cursor,
         steps_per_execution: int,
         hooks: Sequence[StepHook],
+        class_weight: Mapping[int, float] | None,
     ) -> None:
         self._model, self._feed, self._plan, self._session = model, feed, plan, session
         self._cursor, self._per_execution, self._hooks = start, steps_per_execution, hooks
@@ -106,7 +110,7 @@ class _StepLoop:
         self._in_epoch = False
         # Keras resets metrics when an epoch begins; those of a resumed epoch are put back then.
         self._metrics = [np.array(v) for v in metric_variables(model)] if start.step else []
-        self._steps = _steps_function(model, session, feed.block_spec)
+        self._steps = _steps_function(model, session, feed.block_spec, class_weight)
 
     def execute(self, _iterator: Any) -> Any:
         """Run the steps of one execution that are still to be done, and return the last step's logs."""
@@ -158,7 +162,9 @@ class _StepLoop:
         return logs
 
 
-def _steps_function(model: keras.Model, session: SyncSession, block_spec: Any) -> Callable[[Any, Any, Any], Any]:
+def _steps_function(
+    model: keras.Model, session: SyncSession, block_spec: Any, class_weight: Mapping[int, float] | None
+) -> Callable[[Any, Any, Any], Any]:
     """(block, first, n) -> logs of the last of n steps of a block, traced once for every n and batch size."""
 
     # Plain Python at tracing: AutoGraph would warn of a hook that has no statement.
@@ -167,7 +173,7 @@ def _steps_function(model: keras.Model, session: SyncSession, block_spec: Any) -
 
     def train_step(data: Any) -> Any:
         begin_step()
-        logs = model.train_step(data)
+        logs = model.train_step(data if class_weight is None else weigh_classes(data, class_weight))
         end_step()
         return logs
 

@@ -48,7 +48,7 @@ class MeasureJob:
 
 @dataclass(frozen=True)
 class Timed:
-    """A case: ``rows`` of one worker's step, its mean ``seconds``, standard deviation over mean (``spread``) of one
+    """A case: ``rows`` of one worker's step, its median ``seconds``, standard deviation over mean (``spread``) of one
     step, and ``busy``: processor seconds of this worker per second."""
 
     rows: float
@@ -80,7 +80,7 @@ def _time(context: WorkerContext, comm: Communicator, job: MeasureJob, batch: in
     schema, snapshot = Schema.from_dict(job.schema), Snapshot.from_json(job.snapshot)
     plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=comm.world_size, global_batch_size=batch, seed=_SEED)
     keras.utils.set_random_seed(_SEED)
-    model = build(load_model_builder(job.model), schema, alone=comm.world_size == 1)
+    model = build(load_model_builder(job.model), schema, plan, alone=comm.world_size == 1)
     deadline_s = context.deadline_s
     with (
         RankReader(
@@ -159,14 +159,15 @@ class _Clock:
         return Timed(rows, sync, statistics.median(each), middle / mean * full**0.5, busy)
 
 
-def _shape(job: MeasureJob) -> dict[str, float] | None:
+def _shape(job: MeasureJob) -> dict[str, Any] | None:
     """The model's structure, or None where its layers do not tell it."""
-    model = build(load_model_builder(job.model), Schema.from_dict(job.schema), alone=True)
+    rows = Snapshot.from_json(job.snapshot).row_groups.rows
+    plan = SamplePlan.create(rows, num_workers=1, global_batch_size=job.cases[0][0], seed=_SEED)
+    model = build(load_model_builder(job.model), Schema.from_dict(job.schema), plan, alone=True)
     try:
-        shape = Shape.of(work_of(model, batch=1))
+        return vars(Shape.of(work_of(model, batch=1), _slots(model)))
     except ValueError:
         return None
-    return {**vars(shape), "slots": _slots(model)}
 
 
 def _slots(model: keras.Model) -> int:

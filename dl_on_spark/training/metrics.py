@@ -50,6 +50,39 @@ def merge_over_ranks(model: keras.Model, comm: Communicator) -> Callable[[], Non
     return lambda: object.__delattr__(model, "_get_metrics_result_or_logs")
 
 
+def count_outputs_by_rows(model: keras.Model) -> Callable[[], None]:
+    """Let the losses of single outputs be means over rows, as the whole loss is; returns what undoes it.
+
+    Keras means to weight them by a batch's rows, but asks for the static shape, which is not known inside a
+    `tf.function`: every batch then counts 1, a rank's 4 rows as much as the other's 7.
+    """
+    import tensorflow as tf
+
+    compiled = model._compile_loss
+    if compiled is None:
+        return lambda: None
+    own = compiled.call
+
+    def call(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not compiled.built:
+            compiled.build(y_true, y_pred)
+        rows = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+        for tracker in compiled.metrics:
+            object.__setattr__(tracker, "update_state", _counting(tracker.update_state, rows))
+        try:
+            return own(y_true, y_pred, sample_weight)
+        finally:
+            for tracker in compiled.metrics:
+                object.__delattr__(tracker, "update_state")
+
+    object.__setattr__(compiled, "call", call)
+    return lambda: object.__delattr__(compiled, "call")
+
+
+def _counting(update_state: Callable[..., Any], rows: Any) -> Callable[..., Any]:
+    return lambda value, sample_weight=None: update_state(value, sample_weight=rows)
+
+
 def metric_state(model: keras.Model, comm: Communicator) -> Arrays:
     """Metric variables in the middle of an epoch, merged over the ranks, by position and path."""
     with _merged_state(model, comm):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from dl_on_spark.errors import ConfigError, DLOnSparkError, ModelError
+from dl_on_spark.input_pipeline import SamplePlan
 from dl_on_spark.lake import Schema
 from dl_on_spark.references import load_function, raised_in
 
@@ -28,16 +29,27 @@ def load_model_builder(reference: str | Callable[..., Any]) -> Callable[..., Any
         raise ModelError(f"model {error.message}", fix=error.fix) from error
 
 
-def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -> keras.Model:
-    """Call the builder, with the schema if it has a parameter of that name.
+def build(
+    builder: Callable[..., Any],
+    schema: Schema,
+    plan: SamplePlan | None = None,
+    *,
+    alone: bool = False,
+    weighted: bool = False,
+) -> keras.Model:
+    """Call the builder, with ``schema``, ``global_batch_size`` and ``steps_per_epoch`` where it has such a parameter.
 
     Raises `ModelError` when it raises, with its file and line, and unless it gives a compiled `keras.Model`
     whose loss is a mean over rows; a worker that is ``alone`` has nothing to average, and any loss will do.
+    ``weighted``: rows have weights that are in no field of the schema.
     """
-    takes_schema = "schema" in inspect.signature(builder).parameters
+    known: dict[str, Any] = {"schema": schema}
+    if plan is not None:
+        known.update(global_batch_size=plan.global_batch_size, steps_per_epoch=plan.steps_per_epoch)
+    asked = inspect.signature(builder).parameters
     name = getattr(builder, "__qualname__", str(builder))
     try:
-        model = builder(schema=schema) if takes_schema else builder()
+        model = builder(**{parameter: value for parameter, value in known.items() if parameter in asked})
     except (DLOnSparkError, MemoryError, ConnectionError, TimeoutError, tf.errors.ResourceExhaustedError):
         raise  # ours, or of the machine: the next attempt may do better
     except Exception as error:
@@ -66,7 +78,7 @@ def build(builder: Callable[..., Any], schema: Schema, *, alone: bool = False) -
             fix="Give one field `role: label`.",
         )
     refused = {"sum", "none", None}
-    if schema.weight is not None:
+    if schema.weight is not None or weighted:
         refused.add("mean_with_sample_weight")  # divides by the rank's weights, not by its rows
     for loss in [] if alone else keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")

@@ -10,23 +10,26 @@ model.keras result.json                        there when the run has finished
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dl_on_spark.errors import ConfigError, InputError
-from dl_on_spark.lake import storage
+from dl_on_spark.errors import CheckpointError, ConfigError, InputError
+from dl_on_spark.lake import Statistics, storage
 from dl_on_spark.training.result import TrainingResult
 
 _RUN, _ATTEMPT, _EVENTS, _RESULT = "run.json", "attempt.json", "events.jsonl", "result.json"
+_STATISTICS = "statistics.json"
+_PROBE_BYTES = 64 * 1024
 # run.json first: a folder that is cleared halfway holds no run.
-_OF_THE_RUN = (_RUN, _RESULT, "model.keras", "checkpoints", "schema.yaml", "statistics.json", "snapshot.json")
+_OF_THE_RUN = (_RUN, _RESULT, "model.keras", "checkpoints", "schema.yaml", _STATISTICS, "snapshot.json")
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class RunFolder:
         fresh = [] if local is None else [folder for folder in (local, *local.parents) if not folder.exists()]
         probe = self.path(f".probe-{uuid.uuid4().hex[:8]}")
         try:
-            storage.write_bytes(probe, b"")
+            storage.write_bytes(probe, bytes(_PROBE_BYTES))  # a full disk still takes an empty file
             storage.delete(probe)
         except OSError as error:
             raise InputError(
@@ -98,13 +101,25 @@ class RunFolder:
             return None
 
     def write(self, name: str, data: str | bytes) -> None:
-        """Write a file, complete or not at all."""
-        storage.write_bytes(self.path(name), data.encode() if isinstance(data, str) else data)
+        """Write a file, complete or not at all. Raises `CheckpointError`."""
+        with self._written(name):
+            storage.write_bytes(self.path(name), data.encode() if isinstance(data, str) else data)
 
     def result(self) -> TrainingResult | None:
-        """The finished run's result."""
+        """The finished run's result. Raises `ConfigError` when it cannot be read."""
         data = self.read(_RESULT)
-        return None if data is None else TrainingResult.from_json(data)
+        try:
+            return None if data is None else TrainingResult.from_json(data)
+        except (ValueError, TypeError) as error:
+            raise self._damaged(_RESULT, error) from error
+
+    def statistics(self) -> Statistics | None:
+        """Those of the run that the folder holds; None where they are damaged: the same rows give them again."""
+        data = self.read(_STATISTICS)
+        try:
+            return None if data is None else Statistics.from_json(data.decode())
+        except (ValueError, TypeError, KeyError):
+            return None
 
     def record(self) -> RunRecord | None:
         """The run that the folder holds. Raises `ConfigError` when its record cannot be read."""
@@ -139,16 +154,27 @@ class RunFolder:
 
     def next_attempt(self) -> Attempt:
         """Take over: the attempts before can no longer commit."""
-        found = self._current()
+        found = self.current_attempt()
         attempt = Attempt(1 if found is None else found.number + 1, uuid.uuid4().hex)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
         self.write(_ATTEMPT, json.dumps({"attempt": attempt.number, "token": attempt.token, **owner}))
         return attempt
 
+    def current_attempt(self) -> Attempt | None:
+        """The attempt that may commit; None before the first. Raises `ConfigError` when its file cannot be read."""
+        data = self.read(_ATTEMPT)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+            return Attempt(int(found["attempt"]), str(found.get("token", "")))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged(_ATTEMPT, error) from error
+
     def is_current(self, attempt: Attempt) -> bool:
         """Whether `attempt` may still commit."""
-        return self._current() == attempt
+        return self.current_attempt() == attempt
 
     def give_up(self, attempt: Attempt) -> None:
         """Leave no trace of `attempt` in a folder where no run has begun."""
@@ -166,15 +192,24 @@ class RunFolder:
         line = json.dumps({"time": now, "event": kind, **fields}, default=str) + "\n"
         local = storage.local_path(self.path(_EVENTS))
         if local is not None:
-            with Path(local).open("a", encoding="utf-8") as file:
+            with self._written(_EVENTS), Path(local).open("a", encoding="utf-8") as file:
                 file.write(line)
             return
         # An object store has no append: the whole small file is put again.
         self.write(_EVENTS, (self.read(_EVENTS) or b"") + line.encode())
 
-    def _current(self) -> Attempt | None:
-        data = self.read(_ATTEMPT)
-        if data is None:
-            return None
-        found = json.loads(data)
-        return Attempt(int(found["attempt"]), str(found.get("token", "")))
+    def _damaged(self, name: str, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self.path(name)} cannot be read ({error}).",
+            fix="Remove that file: the same command then goes on from the last checkpoint.",
+        )
+
+    @contextlib.contextmanager
+    def _written(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path(name)} cannot be written ({error}).",
+                fix="Mend the folder's permissions or make room on its disk; the same command resumes the run.",
+            ) from error

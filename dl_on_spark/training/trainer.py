@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from dl_on_spark.launch import LaunchRequest, Message, input_error, launch, pref
 from dl_on_spark.sync import SyncStrategy, parse_sync
 from dl_on_spark.training.arguments import check_numbers, check_objects
 from dl_on_spark.training.checkpoint import CheckpointStore
+from dl_on_spark.training.class_weights import check_class_weight
 from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
 from dl_on_spark.training.run_folder import RunFolder, RunRecord
@@ -36,10 +37,10 @@ Resume = Literal["auto", "never", "must"]
 class Trainer:
     """Trains a Keras model on a table with ``num_workers`` workers.
 
-    ``model``: ``"module:function"`` or a callable that returns a compiled `keras.Model`; it gets the
-    schema if it has a parameter of that name. ``sync``: a strategy, or its text such as
-    ``"local_sgd:every=16"``. ``checkpoint_dir``: the folder of this run, which driver and executors can
-    write. ``max_restarts``: how often a failed run is started again from its last checkpoint.
+    ``model``: ``"module:function"`` or a callable that returns a compiled `keras.Model`; it gets ``schema``,
+    ``global_batch_size`` and ``steps_per_epoch`` if it has a parameter of that name. ``sync``: a strategy, or
+    its text such as ``"local_sgd:every=16"``. ``checkpoint_dir``: the folder of this run, which driver and
+    executors can write. ``max_restarts``: how often a failed run is started again from its last checkpoint.
     ``deadline_s``: longest silence of a worker. ``checkpoint_every``: steps between checkpoints inside an
     epoch (epoch ends always have one).
     """
@@ -68,6 +69,7 @@ class Trainer:
         callbacks: Callable[[int], list[Any]] | None = None,
         statistics: Statistics | None = None,
         steps_per_execution: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
         quiet: bool = False,
     ) -> TrainingResult:
         """Train for `epochs` epochs and leave the model in ``checkpoint_dir``.
@@ -77,7 +79,8 @@ class Trainer:
         strategy, seed and model, and starts afresh otherwise; "must" fails instead; "never" starts afresh.
         A finished run is not trained again for the same or fewer epochs: its result is returned.
         ``callbacks``: called with the rank on every worker. ``steps_per_execution``: steps of one
-        `tf.function` call (default: the compiled model's, or 32).
+        `tf.function` call (default: the compiled model's, or 32). ``class_weight``: how much a row counts in
+        the loss by the class of its label, as in Keras's `fit`.
 
         Raises an `InputError` before or at launch for input that cannot be trained on, `TrainingFailed` with
         the first cause after ``max_restarts`` restarts, `Cancelled` when stopped.
@@ -96,6 +99,7 @@ class Trainer:
             checkpoint_every=(self.checkpoint_every, 1),
             steps_per_execution=(steps_per_execution, 1),
         )
+        check_class_weight(class_weight, schema)
         strategy.check(self.num_workers)
         snapshot, held_out = _pin(spark, table, schema, validation)
         plan = SamplePlan.create(
@@ -105,6 +109,7 @@ class Trainer:
         folder = RunFolder(str(self.checkpoint_dir))
         folder.check_writable()
         identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
+        identity["class_weight"] = None if class_weight is None else sorted(map(list, class_weight.items()))
         stored = _stored_run(folder, identity, resume)
         if stored is not None:
             done = folder.result()
@@ -121,8 +126,7 @@ class Trainer:
             writable=[folder.uri],
         )
         if statistics is None and stored is not None:
-            known = folder.read("statistics.json")
-            statistics = None if known is None else Statistics.from_json(known.decode())
+            statistics = folder.statistics()
         if statistics is None:
             statistics = _statistics(spark, snapshot, schema)
         _refuse_nulls(statistics, snapshot.uri)
@@ -144,6 +148,7 @@ class Trainer:
             "steps_per_execution": steps_per_execution,
             "checkpoint_every": self.checkpoint_every,
             "keep_checkpoints": _KEEP_CHECKPOINTS,
+            "class_weight": None if class_weight is None else dict(class_weight),
         }
         with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
             outcomes, restarts = self._run_attempts(spark, folder, record, job, progress)

@@ -55,6 +55,7 @@ class WorkerJob:
     steps_per_execution: int | None
     checkpoint_every: int | None
     keep_checkpoints: int
+    class_weight: dict[int, float] | None = None
 
 
 @dataclass
@@ -101,7 +102,9 @@ class _Worker:
         job, rank, world = self._job, self._rank, self._world
         schema = Schema.from_dict(job.schema)
         keras.utils.set_random_seed(job.seed)
-        model = self._model = build(load_model_builder(job.model), schema, alone=world == 1)
+        model = self._model = build(
+            load_model_builder(job.model), schema, self._plan, alone=world == 1, weighted=job.class_weight is not None
+        )
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._reader(job.snapshot, self._plan, schema))
             deadline_s = self._context.deadline_s
@@ -132,6 +135,7 @@ class _Worker:
                     callbacks=[*callbacks, self._callback_state],
                     steps_per_execution=self._steps_per_execution(),
                     hooks=[self],
+                    class_weight=job.class_weight,
                 )
         if rank == 0:
             self._save_model()

@@ -62,7 +62,7 @@ class Ranks:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def read(self, rank: int, timeout_s: float = 40) -> tuple[str, Any]:
+    def read(self, rank: int, timeout_s: float = 120) -> tuple[str, Any]:
         """The next word of a rank."""
         assert wait([self.pipes[rank]], timeout_s), f"rank {rank} said nothing for {timeout_s} s"
         return self.pipes[rank].recv()

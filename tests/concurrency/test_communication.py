@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dl_on_spark.collectives import shared
 from dl_on_spark.collectives.algorithms import ALLREDUCE
 from dl_on_spark.concurrency import communication as cost
 from dl_on_spark.concurrency.communication import Cost, Link
@@ -101,3 +102,7 @@ def test_messages_and_bytes_are_those_of_our_algorithms(name: str, world: int) -
     expected = cost.ALLREDUCE[name](size, world, SLOW)
     assert max(len(of_rank) for of_rank in sends) == expected.messages
     assert max(sum(span.stop - span.start for span in of_rank) for of_rank in sends) == expected.bytes
+
+
+def test_shared_memory_changes_its_way_where_the_collectives_do() -> None:
+    assert 2 * shared.DIRECT_BYTES == cost.AT_ONCE_BYTES

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dl_on_spark.concurrency import WAYS, Cluster, Link, Workload, batches, estimate, plan, simulate, simulate_failures
+from dl_on_spark.concurrency import (
+    WAYS,
+    Cluster,
+    Link,
+    Shape,
+    Workload,
+    batches,
+    estimate,
+    plan,
+    simulate,
+    simulate_failures,
+)
 from dl_on_spark.concurrency.stragglers import expected_maximum, wait, with_failures
 
 FREE = Link(0.0, 0.0)
@@ -20,11 +31,13 @@ LOAD = Workload(
     batch=4096,
     step_s=0.0,
     row_s=1e-5,
-    weight_bytes=4_000_000,
-    activation_bytes=4_000,
-    boundary_bytes=400,
-    exchanged_bytes=2_000,
-    largest_layer=0.05,
+    shape=Shape(
+        weight_bytes=4_000_000,
+        activation_bytes=4_000,
+        boundary_bytes=400,
+        exchanged_bytes=2_000,
+        largest_layer=0.05,
+    ),
 )
 CLUSTER = Cluster(workers_per_host=1, cores=1, threads=1, inside=FREE, between=FREE)
 SLOW = replace(CLUSTER, between=Link.of(latency_us=50, gigabits=1))
@@ -68,7 +81,7 @@ def test_no_way_beats_one_worker_times_p(
 def test_the_exchange_is_the_fixture_of_the_theory() -> None:
     """ResNet-50's gradient over 8 workers at 10 Gb/s and 50 us: a ring of 143.819 ms."""
     cluster = replace(CLUSTER, between=Link.of(latency_us=50, gigabits=10))
-    load = replace(LOAD, weight_bytes=102_228_128)
+    load = replace(LOAD, shape=Shape(weight_bytes=102_228_128))
     assert estimate("allreduce", load, cluster, 8).step.exchange * 1e3 == pytest.approx(143.819, abs=5e-4)
     local = estimate("local SGD, every 16", load, cluster, 8).step.exchange
     assert local == pytest.approx(143.819e-3 / 16, rel=1e-5)
@@ -137,7 +150,8 @@ def test_a_plan_names_the_wall() -> None:
 
 def test_a_model_too_large_to_reduce_is_told_that_data_parallelism_is_wrong() -> None:
     """A gigabyte of weights, few rows and small layers' outputs, on a slow network."""
-    load = replace(LOAD, batch=64, rows=64_000, row_s=2e-3, weight_bytes=10**9, exchanged_bytes=10_000)
+    shape = replace(LOAD.shape, weight_bytes=10**9, exchanged_bytes=10_000)
+    load = replace(LOAD, batch=64, rows=64_000, row_s=2e-3, shape=shape)
     found = plan(load, SLOW, workers=[1, 2, 4, 8, 16])
     assert "wrong tool" in found.reason
     assert "wrong tool" not in plan(LOAD, CLUSTER).reason

@@ -156,7 +156,7 @@ def test_hash_buckets_agree_with_the_documented_hash_and_never_change():
     ("spec", "message"),
     [
         ({"type": "array<int>"}, "is a list .* of any length"),
-        ({"type": "binary", "codec": "ndarray", "shape": [2]}, "is encoded"),
+        ({"type": "binary", "codec": "ndarray"}, "is encoded .* without a shape"),
         ({"type": "int", "shape": [2]}, "has a shape, but its type int is not a list"),
     ],
 )

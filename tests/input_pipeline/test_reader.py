@@ -1,6 +1,7 @@
 """The reader on real Parquet files: what a rank gets, from where, and what it refuses."""
 
 import threading
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -235,3 +236,20 @@ def test_a_refused_null_names_the_file_it_is_in_not_the_first_of_its_window(tmp_
         pytest.raises(SchemaError, match=r"Column 'id' of part-2\.parquet, row group 0 has 1 nulls or NaN among"),
     ):
         list(reader.batches(0))
+
+
+def test_text_in_folders_names_and_in_columns_that_files_call_otherwise_is_fed(tmp_path):
+    for day in ("a", "b"):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(pa.table({"old": ["x", "y"], "id": [1, 2]}), tmp_path / f"day={day}" / "part-0.parquet")
+    snapshot = open_table(tmp_path).snapshot()
+    # As Delta's column mapping and Iceberg's field ids tell it: renamed, and not yet there in the second file.
+    names = [{"new": "old"}, {"new": ""}]
+    files = tuple(replace(file, stored_as=own) for file, own in zip(snapshot.files, names, strict=True))
+    columns = pa.schema([("new", pa.string()), ("id", pa.int64()), ("day", pa.string())])
+    snapshot = replace(snapshot, files=files, table_schema=columns)
+    fields = {name: {"type": "string", "role": "feature", "nulls": {"fill": "none"}} for name in ("new", "day")}
+    plan = SamplePlan.create(snapshot.row_groups.rows, num_workers=1, global_batch_size=4, seed=None)
+    with RankReader(snapshot, plan, Schema.from_dict({"name": "t", "fields": fields}), None, 0, 1) as reader:
+        rows = [(new, day) for batch in reader.columns(0) for new, day in zip(batch["new"], batch["day"], strict=True)]
+    assert sorted(rows) == [("none", "b"), ("none", "b"), ("x", "a"), ("y", "a")]

@@ -83,6 +83,8 @@ def test_every_command_of_the_readme_runs(checkout: Path, standalone_cluster: St
     for words in commands():
         if words[0] == "make":
             assert shlex.join(words) in ci
+        elif words[:2] == ["dl-on-spark", "checkpoints"]:
+            assert "verified" in run(words, checkout).stdout
         elif words[:2] == ["dl-on-spark", "package"]:
             run(words, checkout)
         elif words[0] == "spark-submit":

@@ -49,7 +49,7 @@ def master(request: pytest.FixtureRequest) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_the_jobs_run_one_after_the_other_and_score_the_next_day(
-    master: list[str], py_files: Path, raw_flights: Path, tmp_path: Path
+    request: pytest.FixtureRequest, master: list[str], py_files: Path, raw_flights: Path, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
     lake.mkdir()
@@ -98,3 +98,7 @@ def test_the_jobs_run_one_after_the_other_and_score_the_next_day(
     command = [sys.executable, "-m", "dl_on_spark.cli", "rollback", "--config", str(PIPELINE), "--set", f"lake={lake}"]
     back = subprocess.run([*command, "--json"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(back.stdout)["version"] == 1
+    if master[master.index("--master") + 1].startswith("spark://"):
+        cluster: StandaloneCluster = request.getfixturevalue("standalone_cluster")
+        ran = {application["name"] for application in cluster.status()["completedapps"]}
+        assert ran >= {f"flight_delay {job}" for job in ("etl", "train", "evaluate", "publish", "score")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import examples.flight_delay
-from dl_on_spark.config import load_config
+from dl_on_spark.config import PipelineConfig, load_config
 from dl_on_spark.errors import DataContractError, SchemaError, TableError
 from dl_on_spark.jobs import etl
+from dl_on_spark.jobs.days import DaySplit
 from dl_on_spark.lake import open_table
 
 if TYPE_CHECKING:
@@ -226,3 +228,30 @@ def test_a_quarantine_that_cannot_be_written_is_refused_before_the_table_changes
     with pytest.raises(TableError, match="quarantine is a file, not a folder"):
         _run(spark, tmp_path, _flights(2))
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["quarantine"]
+
+
+def test_names_with_spaces_dots_and_quotes_go_through_etl_filters_and_days(spark: SparkSession, tmp_path: Path) -> None:
+    names = ["a b", "x.y", "it`s", "größe", 'say "hi"']
+    fields = "".join(f"  {json.dumps(name)}: {{type: int, checks: {{min: 1}}}}\n" for name in names)
+    (tmp_path / "s.yaml").write_text(f"name: odd\nfields:\n{fields}  the day: {{type: date, role: partition}}\n")
+    header = ",".join('"' + name.replace('"', '""') + '"' for name in (*names, "the day"))
+    _write(tmp_path, "rows.csv", header, "1,2,3,4,5,2013-06-01", "0,2,3,4,5,2013-06-01")
+    settings: dict[str, Any] = {
+        "name": "odd",
+        "lake": str(tmp_path),
+        "schema": str(tmp_path / "s.yaml"),
+        "date_column": "the day",
+        "etl": {
+            "transform": "m:f",
+            "sources": {"rows": {"path": "raw", "schema": str(tmp_path / "s.yaml")}},
+            "max_rejected": 0.5,
+        },
+        "training": {"model": "m:f", "days": 1, "holdout_days": 1},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(etl, "load_function", lambda _: lambda spark, sources, first, last: sources["rows"])
+        report = etl.run(spark, PipelineConfig.model_validate(settings), DAY, quiet=True)
+    assert (report["rows"], report["rejected"]) == (1, 1)
+    day = DaySplit.of(PipelineConfig.model_validate(settings), DAY).holdout_filter("the day")
+    table = open_table(tmp_path / "tables" / "features").where(day).where("`x.y` = 2 and `it``s` = 3")
+    assert table.snapshot().rows == 1

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dl_on_spark.concurrency import WAYS, Cluster, Link
-from dl_on_spark.concurrency.communication import ALLREDUCE
+from dl_on_spark.concurrency.communication import EXCHANGES
 from dl_on_spark.concurrency.fit import fit_link, two_parts
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.errors import ConfigError
@@ -97,6 +97,7 @@ def test_a_network_profile_replaces_the_assumed_link(tmp_path: Path) -> None:
 
 def test_the_network_is_measured_between_tasks(spark: SparkSession, tmp_path: Path) -> None:
     found = bench_network.measure(spark, 2)
+    assert {row["algorithm"] for row in found["exchanges"]} == {"shared_memory"}
     assert [row["bytes"] for row in found["exchanges"]] == sorted(row["bytes"] for row in found["exchanges"])
     assert all(row["seconds"] > 0 and row["model_s"] > 0 for row in found["exchanges"])
     (link,) = found["profile"].values()
@@ -104,12 +105,13 @@ def test_the_network_is_measured_between_tasks(spark: SparkSession, tmp_path: Pa
     assert link["byte_s"] > 0
 
 
+@pytest.mark.parametrize("large", ["ring", "shared_memory"])
 @pytest.mark.parametrize("world", [2, 3, 8])
-def test_a_fit_finds_the_link_that_made_the_points(world: int) -> None:
+def test_a_fit_finds_the_link_that_made_the_points(world: int, large: str) -> None:
     link = Link(40e-6, 0.8e-9)
     sizes = [4 << 10 << (2 * k) for k in range(7)]
-    names = [bench_network.algorithm(size) for size in sizes]
-    points = [(size, ALLREDUCE[name](size, world, link).seconds) for size, name in zip(sizes, names, strict=True)]
+    names = ["recursive_doubling" if large == "ring" and size <= 128 << 10 else large for size in sizes]
+    points = [(size, EXCHANGES[name](size, world, link).seconds) for size, name in zip(sizes, names, strict=True)]
     points[3] = (points[3][0], points[3][1] * 3)  # one disturbed point
     found = fit_link(points, world, names)
     assert found.alpha == pytest.approx(link.alpha, rel=0.02)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster import REPOSITORY
+from tests.cluster import REPOSITORY, spark_environment
 
 PIPELINE = """
 name: t
@@ -36,3 +36,18 @@ def test_an_unreadable_file_is_one_message_and_exit_code_2(tmp_path: Path) -> No
     assert "planes.parquet" in done.stderr and "TableError (exit code 2)" in done.stderr
     assert "\tat org.apache" not in done.stderr and "Caused by" not in done.stderr
     assert [path.name for path in lake.iterdir()] == ["raw"]
+
+
+def test_spark_submits_master_and_settings_are_taken_and_ours_fill_the_rest(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from dl_on_spark.jobs.session import spark_session\n"
+        "with spark_session(None, 'x') as spark:\n"
+        "    of = spark.sparkContext.getConf().get\n"
+        "    print(spark.sparkContext.master, of('spark.sql.adaptive.enabled'), of('spark.sql.session.timeZone'))\n"
+    )
+    environment = spark_environment()
+    command = [f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
+    command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.adaptive.enabled=false", str(program)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1:] == ["local[1] false UTC"], done.stderr[-3000:]

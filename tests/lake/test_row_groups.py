@@ -86,3 +86,13 @@ def test_a_file_that_changed_since_it_was_pinned_is_named(table, tmp_path, damag
 def test_a_column_that_is_not_there_is_named_with_those_that_are(table) -> None:
     with pytest.raises(TableError, match=r"no column 'y' \(columns: x, s, part\)"):
         RowGroupDecoder(table.snapshot(), ["x", "y"])
+
+
+def test_a_bit_that_flipped_in_a_file_with_checksums_is_found(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [0.5] * 99}), path, write_page_checksum=True, use_dictionary=False, compression=None)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"\0\0\0\0\0\0\xe0\x3f" * 9) + 6] ^= 1
+    path.write_bytes(content)
+    with RowGroupDecoder(open_table(path).snapshot()) as decoder, pytest.raises(TableError, match="checksum"):
+        decoder.decode(0)

@@ -70,6 +70,19 @@ def test_tensor_specs_are_those_after_preprocessing() -> None:
         ("{type: string, nulls: {fill: null}}", "nulls.fill: None is no value of type string"),
         ("{type: 'array<int>', nulls: {fill: x}}", "nulls.fill: 'x' is no value of type array<int>"),
         ("{type: int, null: indicator}", "None is no entry's name"),
+        ("{type: float, nulls: {}}", "nulls.fill: None is no value of type float"),
+        ("{type: float, nulls: {fill: .nan}}", "nulls.fill: nan is no value of type float"),
+        ("{type: float, checks: {min: .nan}}", "checks.min: nan is no value of type float"),
+        ("{type: float, checks: {max: .inf}}", "checks.max: inf is no value of type float"),
+        ("{type: int, checks: {in: [1, null]}}", "checks.in: None is no value of type int"),
+        ("{type: int, checks: {in: []}}", "checks: no value passes"),
+        ("{type: int, checks: {min: 2, max: 1}}", "checks: no value passes"),
+        ("{type: int, dtype: floot}", "dtype: 'floot' is none; known: bool, float16"),
+        ("{type: int, dtype: string}", "dtype string is none that int can be fed as"),
+        ("{type: string, dtype: int32}", "dtype int32 is none that string can be fed as"),
+        ("{type: 'array<int>', shape: [2, 0]}", "shape: a size of 0"),
+        ("{type: string, role: weight}", "a weight is one number a row"),
+        ("{type: int, preprocess: {hash: {buckets: 3000000000}}}", "buckets must be a whole number"),
         ("{type: int, type: long}", "the entry 'type' is there twice"),
     ],
 )
@@ -81,6 +94,21 @@ def test_a_wrong_entry_is_refused_with_file_field_and_reason(tmp_path: Path, wro
     assert str(file) in str(caught.value)
     assert "'carrier'" in str(caught.value) or "line 3" in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("on: {type: int}", "YAML reads a field's name as True"),
+        ("null: {type: int}", "YAML reads a field's name as None"),
+        ("'': {type: int}", "name: String should have at least 1 character"),
+        ("a: {type: int, role: weight}\n  b: {type: int, role: weight}", "the weights a, b"),
+        ("a: {type: int, nulls: indicator}\n  a_is_null: {type: int}", "has the name of the indicator of 'a'"),
+    ],
+)
+def test_fields_that_cannot_stand_beside_each_other_are_refused(fields: str, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        Schema.from_yaml(f"name: t\nfields:\n  {fields}\n")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pyspark.errors import PythonException
 
 from dl_on_spark.errors import SchemaError
 from dl_on_spark.lake import Schema, Statistics, compute_statistics, open_table
+from dl_on_spark.lake.schema import Field
 from dl_on_spark.lake.statistics import _finish, merge, partial_of
 from dl_on_spark.launch.barrier import input_error
 
@@ -96,6 +97,21 @@ def test_a_column_of_nulls_has_nothing_to_learn_from(spark: SparkSession, tmp_pa
         compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
 
 
+def test_a_constant_column_has_no_spread_by_rounding(spark: SparkSession, tmp_path: Path) -> None:
+    columns = {"x": [0.1] * 300, "q": [1.0] * 300, "word": ["a"] * 300, "y": pa.array([0] * 300, pa.int32())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=70)
+    found = compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
+    assert (found.fields["x"].std, found.fields["x"].min) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_values_whose_spread_no_float_holds_are_refused_by_name(spark: SparkSession, tmp_path: Path, rows: int) -> None:
+    columns = {"x": [1e300, -1e300], "q": [1.0, 2.0], "word": ["a", "b"], "y": pa.array([0, 1], pa.int32())}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=rows)
+    with pytest.raises(SchemaError, match=r"'x' has values from -1e\+300 to 1e\+300"):
+        compute_statistics(spark, open_table(tmp_path / "t.parquet").snapshot(), SCHEMA)
+
+
 def test_statistics_of_spark_equal_those_of_pandas(spark: SparkSession, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     for n in range(3):
@@ -148,3 +164,12 @@ def test_nan_counts_as_a_null_and_an_infinite_value_is_refused_by_file(spark: Sp
         compute_statistics(spark, open_table(tmp_path).snapshot(), SCHEMA)
     told = input_error(raised.value)
     assert isinstance(told, SchemaError) and "'x' has an infinite value in b.parquet" in told.message
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_is_a_null_of_every_float_column_and_never_a_word(kind: pa.DataType) -> None:
+    column = pa.chunked_array([pa.array([0.5, math.nan, None, 0.5], pa.float32()).cast(kind)])
+    word = Field(name="x", type="double", role="feature", preprocess={"vocabulary": {"max": 3}})
+    assert partial_of(column, word) == {"count": 2, "nulls": 2, "words": [[0.5, 2]]}
+    plain = partial_of(column, Field(name="x", type="double", role="feature"))
+    assert (plain["count"], plain["nulls"], plain["max"]) == (2, 2, 0.5)

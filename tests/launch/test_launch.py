@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -71,6 +72,13 @@ def test_two_workers_exchange_through_the_announced_listeners_and_results_come_b
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["TF_NUM_INTRAOP_THREADS"] == "1"
     assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def test_each_worker_has_a_folder_for_temporary_files_that_goes_with_it(spark):
+    results = launch(spark, request("leave_temporary_file"), ignore)
+    files = [Path(one["file"]) for one in results]
+    assert len({file.parent for file in files}) == 2
+    assert not any(file.parent.exists() for file in files)
 
 
 def test_no_secret_is_in_the_arguments_or_the_environment_of_a_worker(spark):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dl_on_spark.errors import InputError, ModelError, TableError
 from dl_on_spark.lake import Schema, open_table
-from dl_on_spark.registry import Metrics, SavedModel, evaluate
+from dl_on_spark.registry import Metrics, SavedModel, evaluate, predictions
 from dl_on_spark.registry.metrics import area_under_curve, metrics_of
 from tests.registry.saved_models import SCHEMA_YAML, expected_scores, linear, save_run, write_day
 
@@ -124,6 +125,16 @@ def test_a_day_without_rows_says_so(spark: SparkSession, tmp_path: Path, table: 
     model = SavedModel.load(str(tmp_path / "run"))
     with pytest.raises(TableError, match="matches no rows"):
         evaluate(spark, model, open_table(table).where("date = '2030-01-01'"))
+
+
+def test_what_tracing_a_model_leaves_in_the_folder_for_temporary_files_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with predictions._temporary_files_removed(), tempfile.NamedTemporaryFile(delete=False):
+        pass
+    assert tempfile.gettempdir() == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_without_a_model_says_train_first(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ codecs = (
     | elastic
     | gossip
     | server
+    | st.builds(Allreduce, noise_scale=st.booleans())
     | st.builds(Allreduce, bucket_mb=st.just(25.0) | st.floats(1e-6, 1e6), compress=codecs)
 )
 def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrategy) -> None:
@@ -73,6 +74,8 @@ def test_the_text_of_a_strategy_names_exactly_that_strategy(strategy: SyncStrate
         (" local_sgd ", LocalSGD()),
         ("allreduce:compress=none", Allreduce()),
         ("allreduce:compress=fp16", Allreduce(compress=CODECS["fp16"]())),
+        ("allreduce:noise_scale=true", Allreduce(noise_scale=True)),
+        ("allreduce:noise_scale=false", Allreduce()),
         ("allreduce:compress=topk", Allreduce(compress=TopK(0.01))),
         ("allreduce:bucket_mb=4,compress=dgc(0.01, 0.9)", Allreduce(bucket_mb=4, compress=DGC(0.01, 0.9))),
         ("local_sgd:every=16, outer=nesterov", LocalSGD(every=16, outer=Nesterov(0.7, 0.9))),
@@ -131,6 +134,9 @@ def test_a_text_is_read(text: str, strategy: SyncStrategy) -> None:
         ("parameter_server:scale_by_staleness=2", "scale_by_staleness=2"),
         ("parameter_server:stalenes=2", "Did you mean 'staleness'"),
         ("allreduce:bucket_mb=0", "bucket_mb=0"),
+        ("allreduce:noise_scale=1", "noise_scale=1"),
+        ("allreduce:noise_scale=true,compress=fp16", "noise_scale with compress=fp16"),
+        ("local_sgd:every=true", "every=true is not a number"),
         ("allreduce:bucket_mb=nan", "bucket_mb=nan"),
     ],
 )

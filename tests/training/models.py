@@ -22,6 +22,20 @@ def build_model():
     return model
 
 
+def build_for_large_batches(global_batch_size, steps_per_epoch):
+    import keras
+
+    from dl_on_spark.training.optimizers import Lars
+    from dl_on_spark.training.schedules import large_batch_rate
+
+    inputs = {name: keras.Input((), name=name) for name in FEATURES}
+    hidden = keras.layers.Concatenate()([keras.layers.Reshape((1,))(tensor) for tensor in inputs.values()])
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(8, "tanh")(hidden)))
+    rate = large_batch_rate(1.0, base_batch=32, batch=3 * global_batch_size, warm_up_steps=steps_per_epoch)
+    model.compile(Lars(rate, trust=0.02, gradient_accumulation_steps=3), "binary_crossentropy")
+    return model
+
+
 def build_with_dropout_and_batch_norm():
     import keras
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from dl_on_spark.errors import ConfigError
+from dl_on_spark.errors import CheckpointError, ConfigError, InputError
+from dl_on_spark.lake import storage
 from dl_on_spark.training.result import TrainingResult
 from dl_on_spark.training.run_folder import RunFolder, RunRecord
 from tests.training.put_only_store import PutOnlyStore
@@ -110,3 +112,32 @@ def test_an_unreadable_record_is_named_and_holds_no_run(folder: RunFolder) -> No
         with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
             folder.record()
         assert not folder.holds(record())
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"attempt": "x"}'])
+def test_damaged_files_of_a_run_are_named_and_damaged_statistics_are_made_again(folder: RunFolder, text: str) -> None:
+    for name in ("attempt.json", "result.json", "statistics.json"):
+        folder.write(name, text)
+    with pytest.raises(ConfigError, match=r"attempt\.json cannot be read .*Remove that file"):
+        folder.next_attempt()
+    with pytest.raises(ConfigError, match=r"result\.json cannot be read .*Remove that file"):
+        folder.result()
+    assert folder.statistics() is None
+
+
+def test_what_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = RunFolder(str(tmp_path / "file" / "run"))
+    for write in (lambda: folder.write("result.json", "{}"), lambda: folder.event("attempt")):
+        with pytest.raises(CheckpointError, match=r"file/run/.* cannot be written .*make room on its disk"):
+            write()
+
+
+def test_a_full_disk_is_found_before_a_run_begins(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(uri: str, data: bytes) -> None:
+        if data:  # the name alone still finds room
+            raise OSError(errno.ENOSPC, "No space left on device", uri)
+
+    monkeypatch.setattr(storage, "write_bytes", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        folder.check_writable()

@@ -207,6 +207,27 @@ def test_a_run_goes_on_with_another_number_of_workers(
     assert_same_weights(undisturbed, resumed, 1e-4)
 
 
+def test_large_batches_from_the_builder_to_the_noise_scale(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    options = {
+        "model": f"{MODELS}:build_for_large_batches",
+        "sync": "allreduce:noise_scale=true",
+        "class_weight": {0: 1.0, 1: 2.5},
+    }
+    result = fit(spark, table, tmp_path / "run", **options)
+    steps = -(-ROWS // 64)
+    assert result.steps == 2 * steps // 3
+    assert len(result.history["noise_scale"]) == 2
+    assert 1 <= result.metrics["noise_scale"] <= ROWS
+    again = fit(spark, table, tmp_path / "run", **options)
+    assert again == result and len(attempts(tmp_path / "run")) == 1
+    unweighted = fit(spark, table, tmp_path / "run", **{**options, "class_weight": None})
+    assert unweighted.history["loss"][0] < 0.8 * result.history["loss"][0]
+    assert attempts(tmp_path / "run") == [None, None]
+    longer = fit(spark, table, tmp_path / "run", **{**options, "class_weight": None}, epochs=3)
+    assert longer.steps == steps  # the sum of two batches is in the checkpoint between
+    assert attempts(tmp_path / "run")[-1] is not None
+
+
 def test_a_users_error_on_one_rank_is_the_first_thing_shown_and_ends_the_run(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:

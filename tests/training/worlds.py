@@ -20,17 +20,21 @@ FIELDS = {
     "category": {"type": "int", "role": "feature"},
     "y": {"type": "float", "role": "label"},
 }
+WEIGHT = {"w": {"type": "float", "role": "weight"}}
+SECOND_LABEL = {"z": {"type": "float", "role": "label"}}
 PREPROCESSOR = Preprocessor(Schema.from_dict({"name": "world", "fields": FIELDS}), None)
 PLAN = SamplePlan.create([ROWS], num_workers=2, global_batch_size=BATCH, seed=None)
 
 
 def columns() -> dict[str, np.ndarray]:
-    """All rows: x (rows, 4), category (rows,), y (rows,)."""
+    """All rows: x (rows, 4), category (rows,), y (rows,); and w and z (rows,), which few schemas have."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(ROWS, 4)).astype(np.float32)
     category = rng.integers(0, 5, ROWS).astype(np.int32)
     y = (x.sum(1) + category - 2 + rng.normal(size=ROWS) > 0).astype(np.float32)
-    return {"x": x, "category": category, "y": y}
+    w = rng.exponential(size=ROWS).astype(np.float32)
+    z = (x[:, 0] + 0.1 * rng.normal(size=ROWS)).astype(np.float32)
+    return {"x": x, "category": category, "y": y, "w": w, "z": z}
 
 
 def blocks(rank: int, world_size: int, first_step: int) -> Iterator[dict[str, np.ndarray]]:
@@ -42,9 +46,9 @@ def blocks(rank: int, world_size: int, first_step: int) -> Iterator[dict[str, np
         yield {name: values[None, start : start + counts[rank]] for name, values in table.items()}
 
 
-def dataset(rank: int, world_size: int) -> Any:
+def dataset(rank: int, world_size: int, preprocessor: Preprocessor = PREPROCESSOR) -> Any:
     """All steps of an epoch as `tf.data`."""
-    return dataset_of_blocks(lambda: blocks(rank, world_size, 0), PREPROCESSOR, PLAN.steps_per_epoch)
+    return dataset_of_blocks(lambda: blocks(rank, world_size, 0), preprocessor, PLAN.steps_per_epoch)
 
 
 def build(optimizer: Any = None, *, batch_norm: bool = False, kind: Any = None, **compile_options: Any) -> Any:
@@ -72,19 +76,25 @@ def fit(
     epochs: int = 2,
     start: Cursor = START,
     validate: bool = False,
+    more_fields: Any = None,
     restore: Any = lambda session: None,
     **options: Any,
 ) -> dict[str, list[float]]:
-    """`fit_worker` on this rank's rows; ``restore`` is called with the session before the first step."""
+    """`fit_worker` on this rank's rows; ``restore`` is called with the session before the first step.
+
+    ``more_fields``: `WEIGHT` or `SECOND_LABEL` among the schema's.
+    """
     from dl_on_spark.training.keras_loop import fit_worker
     from dl_on_spark.training.state import build_variables
 
     rank, world = comm.rank, comm.world_size
-    with BlockFeed(lambda epoch, step: blocks(rank, world, step), PREPROCESSOR, deadline_s=60) as feed:
+    schema = Schema.from_dict({"name": "world", "fields": {**FIELDS, **(more_fields or {})}})
+    preprocessor = Preprocessor(schema, None)
+    with BlockFeed(lambda epoch, step: blocks(rank, world, step), preprocessor, deadline_s=60) as feed:
         build_variables(model, feed.element_spec)
         session = strategy.start(model, comm, StepRows(PLAN, rank, world))
         if validate:
-            options["validation"] = dataset(rank, world)
+            options["validation"] = dataset(rank, world, preprocessor)
         try:
             restore(session)
             history: dict[str, list[float]] = fit_worker(

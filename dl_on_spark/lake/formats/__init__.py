@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from dl_on_spark.lake.formats import delta, iceberg, parquet
+from dl_on_spark.lake.formats import delta, iceberg, parquet, petastorm
 
 FORMATS: dict[str, ModuleType] = {
     "delta": delta,
     "iceberg": iceberg,
+    "petastorm": petastorm,
     "parquet": parquet,
 }

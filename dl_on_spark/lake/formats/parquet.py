@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -41,9 +41,16 @@ def recognizes(place: Location) -> bool:
 
 
 def resolve(
-    place: Location, version: str | None, predicate: str | None = None, spark: SparkSession | None = None
+    place: Location,
+    version: str | None,
+    predicate: str | None = None,
+    spark: SparkSession | None = None,
+    *,
+    text_partitions: Collection[str] = (),
 ) -> Content:
     """Files, footers and schema of the table at `place`.
+
+    ``text_partitions``: partition columns that are text, whatever their values look like.
 
     Only files of partitions in which `predicate` may be true are opened, side by side. Hidden names
     (first letter ``_`` or ``.``) are not part of the table. Raises `TableError` naming the file that
@@ -55,24 +62,24 @@ def resolve(
         )
     paths = _data_files(place)
     raw_partitions = [_hive_values(path) for path, _ in paths]
-    partitions, partition_types = _typed_partitions(place, [path for path, _ in paths], raw_partitions)
+    partitions, types = _typed_partitions(place, [path for path, _ in paths], raw_partitions, text_partitions)
     files = tuple(DataFile(path, size, partition) for (path, size), partition in zip(paths, partitions, strict=True))
     if predicate is not None:
-        partition_schema = pa.schema(list(partition_types.items()))
+        partition_schema = pa.schema(list(types.items()))
         wanted = where.partition_test(predicate, partition_schema, place.uri)
         # One file at least: its schema tells a filter that matches nothing from one that is wrong.
         files = tuple(file for file in files if wanted(file.partition)) or files[:1]
     footers = tuple(read_footers(place, files, where.columns_in(predicate), spark))
     schema = unified_schema(place, files, footers)
-    clash = set(schema.names) & set(partition_types)
+    clash = set(schema.names) & set(types)
     if clash:
         raise TableError(
             f"{place.uri}: column {sorted(clash)[0]!r} is in the files and in the folders' names.",
             fix="Write the files without the partition column.",
         )
-    for name, kind in partition_types.items():
+    for name, kind in types.items():
         schema = schema.append(pa.field(name, kind))
-    return Content(files, footers, schema, tuple(partition_types))
+    return Content(files, footers, schema, tuple(types))
 
 
 def _data_files(place: Location) -> list[tuple[str, int]]:
@@ -107,9 +114,12 @@ def _hive_values(path: str) -> dict[str, str | None]:
 
 
 def _typed_partitions(
-    place: Location, paths: Sequence[str], raw: Sequence[Mapping[str, str | None]]
+    place: Location,
+    paths: Sequence[str],
+    raw: Sequence[Mapping[str, str | None]],
+    text: Collection[str],
 ) -> tuple[list[dict[str, PartitionValue]], dict[str, pa.DataType]]:
-    """Values typed by all values of their column: int, date, else string."""
+    """Values typed by all values of their column: int, date, else string. ``text``: columns that are string."""
     names = list(raw[0]) if raw else []
     for path, values in zip(paths, raw, strict=True):
         if list(values) != names:
@@ -117,7 +127,8 @@ def _typed_partitions(
                 f"{place.uri}: {paths[0]} has the partition columns {names}, {path} has {list(values)}.",
                 fix="Give all files of a table the same partition folders.",
             )
-    types = {name: _partition_type({values[name] for values in raw} - {None}) for name in names}
+    values_of = {name: {values[name] for values in raw} - {None} for name in names if name not in text}
+    types = {name: _partition_type(values_of[name]) if name in values_of else pa.string() for name in names}
     typed = [{name: _typed(text, types[name]) for name, text in values.items()} for values in raw]
     return typed, types
 
