@@ -266,12 +266,11 @@ class AsynchronousSession(ParameterServerSession):
             return shard.apply(gradient, rate)
 
         # XLA runs in the thread that calls it. Another tf.function would wait for a thread of TensorFlow's pool,
-        # which the worker's own exchange may hold while it waits for this one.
-        self._update = tf.function(
-            update,
-            jit_compile=True,
-            input_signature=[tf.TensorSpec([shard.block], dtype), tf.TensorSpec([], tf.float32)],
-        )
+        # which the worker's own exchange may hold while it waits for this one. Called as the concrete function that
+        # it is, it takes half the time.
+        signature = [tf.TensorSpec([shard.block], dtype), tf.TensorSpec([], tf.float32)]
+        with tf.device("CPU:0"):
+            self._update = tf.function(update, jit_compile=True, input_signature=signature).get_concrete_function()
 
     def exchange(self, gradient: Any, rate: Any, *, first: bool) -> Any:
         import tensorflow as tf
