@@ -66,7 +66,7 @@ def preflight(
         readable=readable,
         writable=writable,
     )
-    blocking = list(dict.fromkeys(finding for finding in findings if finding.level == "error"))
+    blocking = _blocking(findings)
     if blocking:  # one error for all; the fixes come last
         fixes = list(dict.fromkeys(finding.fix for finding in blocking if finding.fix))
         lines = [f"{finding.what} [{finding.where}]" for finding in blocking]
@@ -90,9 +90,11 @@ def examine(
     """
     started = time.monotonic()
     findings = check_settings(lambda key, default: setting(spark, key, default), num_workers)
+    if _blocking(findings):
+        return findings
     profile = worker_profile(spark, gpus_per_worker, cpus_per_worker)
     findings += _check_slots(spark, num_workers, profile, gpus_per_worker, cpus_per_worker)
-    if any(finding.level == "error" for finding in findings):
+    if _blocking(findings):
         return findings
     left = DEADLINE_S - _CANCEL_S - (time.monotonic() - started)
     return findings + _check_executors(spark, num_workers, profile, readable, writable, max(5.0, left), peers=peers)
@@ -375,3 +377,8 @@ def _ask_interpreter(spark: SparkSession, interpreter: str) -> str:
     except Exception:
         return interpreter
     return "; ".join(dict.fromkeys(str(answer) for answer in answers))
+
+
+def _blocking(findings: Sequence[Finding]) -> list[Finding]:
+    """Those with which training cannot run, each once."""
+    return list(dict.fromkeys(finding for finding in findings if finding.level == "error"))
