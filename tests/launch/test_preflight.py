@@ -106,7 +106,7 @@ def test_an_interpreter_that_does_not_exist_is_refused_by_its_path(spark, monkey
 
 def test_a_probe_that_runs_but_does_not_end_is_not_blamed_on_slots(spark, monkeypatch):
     module = sys.modules["dl_on_spark.launch.preflight"]  # its function has the same name
-    monkeypatch.setattr(module, "make_probe", lambda *_: lambda: time.sleep(60) or {})
+    monkeypatch.setattr(module, "make_probe", lambda *_, **__: lambda: time.sleep(60) or {})
     monkeypatch.setattr(module, "DEADLINE_S", 12.0)
     with pytest.raises(PreflightError, match=r"2 of 2 tasks .* have not ended .* Their hosts are busy"):
         preflight(spark, 2)
