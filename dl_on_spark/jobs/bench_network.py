@@ -39,8 +39,7 @@ def measure(spark: SparkSession, workers: int) -> dict[str, Any]:
     request = LaunchRequest(workers, "dl_on_spark.training.measure:run", pickle.dumps(job), deadline_s=120.0)
     said = launch(spark, request, lambda _message: None)
     link = fit_exchanges(said)
-    hosts = len({one["host"] for one in said})
-    partners = workers if hosts == 1 else hosts
+    where, partners = partners_of(said)
     rows = [
         {
             "bytes": size,
@@ -51,9 +50,14 @@ def measure(spark: SparkSession, workers: int) -> dict[str, Any]:
         }
         for size, seconds, way in said[0]["exchanges"]
     ]
-    where = "inside" if hosts == 1 else "between"
     profile = {where: {"latency_s": link.latency_s, "byte_s": link.byte_s}}
     return {"workers": workers, "where": where, "profile": profile, "exchanges": rows}
+
+
+def partners_of(said: list[dict[str, Any]]) -> tuple[str, int]:
+    """The link that the exchanges took, "inside" a host or "between" hosts, and how many exchanged over it."""
+    hosts = len({one["host"] for one in said})
+    return ("inside", len(said)) if hosts == 1 else ("between", hosts)
 
 
 def fit_exchanges(said: list[dict[str, Any]]) -> Link:
@@ -63,9 +67,9 @@ def fit_exchanges(said: list[dict[str, Any]]) -> Link:
     is counted to it.
     """
     exchanges = said[0]["exchanges"]
-    hosts = len({one["host"] for one in said})
+    _, partners = partners_of(said)
     points = [(int(size), float(seconds)) for size, seconds, _ in exchanges]
-    return fit_link(points, len(said) if hosts == 1 else hosts, [way for *_, way in exchanges])
+    return fit_link(points, partners, [way for *_, way in exchanges])
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 Role = Literal["feature", "label", "weight", "key", "partition"]
 Codec = Literal["ndarray", "compressed_ndarray", "png", "jpeg", "scalar"]
 _DEFAULT_OOV = 1
-_DTYPES = {
-    "bool",
-    "string",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *(f"float{bits}" for bits in (16, 32, 64)),
-}
+_DTYPES = {*TENSOR_DTYPES, "string"}
 
 
 class Checks(BaseModel):

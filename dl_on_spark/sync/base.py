@@ -149,11 +149,8 @@ class FlatVariables:
         def read() -> Any:
             return tf.concat([tf.reshape(tf.cast(v.value, self.dtype), [-1]) for v in self.variables], 0)
 
-        def write(flat: Any) -> None:
-            self.assign(flat)
-
         signature = [tf.TensorSpec([sum(self._sizes)], self.dtype)]
-        return tf.function(read), tf.function(write, input_signature=signature)
+        return tf.function(read), tf.function(self.assign, input_signature=signature)
 
 
 def running_statistics(model: keras.Model) -> list[Any]:
