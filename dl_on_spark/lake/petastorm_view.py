@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dl_on_spark.errors import MissingExtraError
 from dl_on_spark.lake.schema import Field, Schema
-from dl_on_spark.lake.tensor_columns import TENSOR_CODECS
+from dl_on_spark.lake.unischema import numpy_name, row_shape
 
 _REMOVED = {"filesystem": ("FileSystem", "LocalFileSystem"), "hdfs": ("HadoopFileSystem",)}
 
@@ -28,7 +28,7 @@ def unischema_of(schema: Schema) -> Any:
             raise  # petastorm is there, and one of its own dependencies is not
         raise MissingExtraError("petastorm", "petastorm") from error
     fields = [
-        UnischemaField(field.name, _numpy_type(field), _shape(field), _codec(field), field.nullable)
+        UnischemaField(field.name, _numpy_type(field), row_shape(field), _codec(field), field.nullable)
         for field in schema.fields
     ]
     return Unischema(schema.name, fields)
@@ -46,25 +46,9 @@ def _stand_in_for_removed_modules() -> None:
             setattr(pa, name, module)
 
 
-def _shape(field: Field) -> tuple[int | None, ...]:
-    """Of a row; any size where smaller tensors are padded."""
-    shape = field.shape or ()
-    return shape if field.pad is None else (None,) * len(shape)
-
-
 def _numpy_type(field: Field) -> Any:
-    kind = field.arrow_type
-    if field.codec in TENSOR_CODECS:
-        return np.dtype(field.tensor_spec()[1]).type
-    if pa.types.is_string(kind):
-        return np.str_
-    if pa.types.is_binary(kind):
-        return np.bytes_
-    if pa.types.is_decimal(kind):
-        return Decimal
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return np.datetime64
-    return np.dtype(field.dtype or kind.to_pandas_dtype()).type
+    name = numpy_name(field)
+    return Decimal if name == "decimal" else np.dtype(name).type
 
 
 def _codec(field: Field) -> Any:

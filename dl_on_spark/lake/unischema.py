@@ -16,6 +16,7 @@ import pyarrow as pa
 from dl_on_spark.errors import SchemaError, TableError
 from dl_on_spark.lake.restricted_pickle import Global, Instance, PickleError, dump, load
 from dl_on_spark.lake.schema import Field, Schema
+from dl_on_spark.lake.tensor_columns import TENSOR_CODECS
 
 # Names of numpy's scalar types, by what they are called in a schema; other versions of numpy had other names.
 _DTYPES = {
@@ -162,15 +163,26 @@ def _pickled_field(field: Field, source: str) -> Instance:
             f"{source}: field {field.name!r} of type {field.type} has no codec in petastorm.",
             fix="Store it as a tensor: type: binary, codec: ndarray, with dtype and shape.",
         )
-    tensor = field.codec not in {None, "scalar"}
-    shape = field.shape or () if field.pad is None else (None,) * len(field.shape or ())
-    dtype = field.tensor_spec()[1] if tensor else _scalar_dtype(field)
+    dtype = numpy_name(field)
     of = Global("decimal", "Decimal") if dtype == "decimal" else Global("numpy", dtype)
-    values = (field.name, of, shape if tensor else (), _pickled_codec(field), field.nullable)
+    shape = row_shape(field) if field.codec in TENSOR_CODECS else ()
+    values = (field.name, of, shape, _pickled_codec(field), field.nullable)
     return Instance(Global("petastorm.unischema", "UnischemaField"), values)
 
 
-def _scalar_dtype(field: Field) -> str:
+def row_shape(field: Field) -> tuple[int | None, ...]:
+    """A row's shape in the Unischema: any size where smaller tensors are padded."""
+    shape = field.shape or ()
+    return shape if field.pad is None else (None,) * len(shape)
+
+
+def numpy_name(field: Field) -> str:
+    """A field's type in the Unischema: the name of a scalar type that every NumPy has, or "decimal"."""
+    name = field.tensor_spec()[1] if field.codec in TENSOR_CODECS else _scalar_name(field)
+    return "bool_" if name == "bool" else name
+
+
+def _scalar_name(field: Field) -> str:
     kind = field.arrow_type
     if pa.types.is_decimal(kind):
         return "decimal"
@@ -180,8 +192,7 @@ def _scalar_dtype(field: Field) -> str:
         return "bytes_"
     if pa.types.is_temporal(kind):
         return "datetime64"
-    name = field.dtype or np.dtype(kind.to_pandas_dtype()).name
-    return "bool_" if name == "bool" else name
+    return field.dtype or np.dtype(kind.to_pandas_dtype()).name
 
 
 def _pickled_codec(field: Field) -> Instance:

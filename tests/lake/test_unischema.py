@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,13 @@ def test_ours_is_written_as_petastorm_would_write_it() -> None:
     nested = Schema.from_dict({"name": "ours", "fields": {"x": {"type": "array<int>"}}})
     with pytest.raises(SchemaError, match="'x' of type array<int> has no codec in petastorm"):
         write_unischema(nested)
+
+
+def test_tensors_of_truth_values_have_a_name_that_every_numpy_knows() -> None:
+    """NumPy 1.24 to 1.26, which petastorm runs on, have no `numpy.bool`."""
+    fields = {"x": {"type": "binary", "codec": "ndarray", "dtype": "bool", "shape": [2]}, "y": {"type": "boolean"}}
+    written = write_unischema(Schema.from_dict({"name": "ours", "fields": fields}))
+    named = {argument for _, argument, _ in pickletools.genops(written)}
+    assert "numpy bool_" in named
+    assert "numpy bool" not in named
+    assert {field.dtype for field in read_unischema(written, "t").fields} == {"bool"}
