@@ -8,8 +8,8 @@ order. Each element is combined in the order of ranks, by one rank or by all in 
 results have the same bits everywhere.
 
 A buffer is used again only when all ranks are done with it (``Word.DONE``). Waiting spins for a
-short time, giving the core away at each turn; then the rank writes down whom it waits for and
-sleeps on its pipe and on the TCP lanes, by which it hears of dead, failed and stalled peers.
+moment; then the rank writes down whom it waits for and sleeps on its pipe and on the TCP lanes,
+by which it hears of dead, failed and stalled peers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ import numpy as np
 from dl_on_spark.collectives.reduction import OPERATIONS, Array, finish
 from dl_on_spark.collectives.schedule import block_bounds
 from dl_on_spark.collectives.slot import BUFFER_BYTES, BUFFERS, Fence, Slot, Word
-from dl_on_spark.collectives.tcp import TcpBackend
+from dl_on_spark.collectives.tcp import SPIN_S, TcpBackend
 from dl_on_spark.collectives.wire import HEADER_BYTES, Call
 
 DIRECT_BYTES = 64 * 1024
 """Up to this size (times two over the ranks of the host) all ranks reduce everything."""
 
-_SPIN_S = 1e-3
 _OCTET = np.dtype(np.uint8)
 
 
@@ -242,9 +241,9 @@ class SharedMemory:
 
     def _sleep(self, call: Call, word: Word, round_: int, place: int) -> None:
         words, since = self._words[place], time.monotonic()
-        until = since + _SPIN_S
+        until = since + SPIN_S
         while words[word] < round_ and time.monotonic() < until:
-            os.sched_yield()
+            pass
         try:
             while words[word] < round_:
                 self._own.words[Word.AWAITS] = place + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -17,12 +19,18 @@ import pyarrow as pa
 from dl_on_spark.errors import DLOnSparkError
 from dl_on_spark.input_pipeline.windows import Window
 
+_NICE = 10  # a tenth of the weight of the step loop, and of its neighbours on the host
+
 Loaded = TypeVar("Loaded")
 _Job = tuple["Future[Loaded]", Callable[[], Loaded]]
 
 
 class DecodePool:
     """A few daemon threads that run jobs in order of submission.
+
+    They run at a lower priority than the process's other threads (Linux gives each thread its own): rows are read
+    ahead in the time that the step loop leaves, and when it wakes from an exchange that other workers wait in, it
+    does not have to wait for a core.
 
     Not `concurrent.futures.ThreadPoolExecutor`: the interpreter waits without end for its threads
     at exit, so one read that hangs would keep a failed worker alive.
@@ -182,6 +190,8 @@ def _groups_of(window: Window) -> list[int]:
 
 
 def _run_jobs(jobs: SimpleQueue[_Job[object] | None]) -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     while (item := jobs.get()) is not None:
         future, job = item
         if future.set_running_or_notify_cancel():
