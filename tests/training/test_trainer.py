@@ -22,6 +22,8 @@ from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
 from dl_on_spark.lake import RowGroups, Snapshot
 from dl_on_spark.sync import Nesterov
+from dl_on_spark.training.run_folder import RunFolder
+from dl_on_spark.training.run_lock import RunLock
 from dl_on_spark.training.trainer import _split as split
 from tests.cluster import REPOSITORY
 from tests.training import models
@@ -309,6 +311,18 @@ def test_a_refused_run_leaves_the_one_that_it_would_have_replaced(
         fit(spark, table, folder, model=f"{MODELS}:build_uncompiled", num_workers=1, resume="never")
     assert contents(folder) == before
     assert fit(spark, table, folder, validation=open_table(table)) == undisturbed
+
+
+def test_a_run_that_another_trainer_is_at_work_on_is_left_alone(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with RunLock(RunFolder(str(run))):
+        with pytest.raises(InputError, match="one run has one trainer") as caught:
+            fit(spark, table, run)
+        assert caught.value.exit_code == 2
+        assert [path.name for path in run.iterdir()] == ["lock.json"]
+    assert not run.exists()
 
 
 def test_nulls_that_the_schema_refuses_are_found_before_anything_is_written(
