@@ -191,9 +191,11 @@ class _Run:
     def _judge(self, now: float) -> None:
         """Raise when the run has failed: by a known cause, or by silence."""
         if self._failures:
-            echo = first_cause(self._failures.values()).cause is Cause.EXCHANGE
+            first = first_cause(self._failures.values())
+            echo = first.cause is Cause.EXCHANGE
             known_all = len(self._failures) == len(self._workers)
-            if known_all or now - self._first_failure > (_ECHO_GRACE_S if echo else _GRACE_S):
+            grace_s = _ECHO_GRACE_S if echo or first.diverged else _GRACE_S
+            if known_all or now - self._first_failure > grace_s:
                 if echo and not known_all:
                     self._blame_silent()
                 self._raise()

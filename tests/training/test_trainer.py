@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from safetensors.numpy import load_file
 
 from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
+from dl_on_spark.input_pipeline import Cursor, SamplePlan
+from dl_on_spark.input_pipeline.batch_sources import batch_rows
 from dl_on_spark.lake import RowGroups, Snapshot
 from dl_on_spark.sync import Nesterov
 from dl_on_spark.training.run_folder import RunFolder
@@ -277,10 +280,48 @@ def test_a_trainer_whose_run_another_one_took_over_stops_and_leaves_it_alone(
 def test_a_loss_that_is_no_number_ends_the_run_at_once_with_the_way_out(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingFailed, match=r"training diverged: the loss of epoch 1 is (nan|inf)") as caught:
+    with pytest.raises(TrainingFailed, match=r"training diverged: the loss is (nan|inf) from step \d+ on") as caught:
         fit(spark, table, tmp_path / "run", num_workers=1, model=f"{MODELS}:build_diverging")
     assert "learning rate" in str(caught.value.fix)
     assert attempts(tmp_path / "run") == [None]
+
+
+@pytest.mark.faults
+def test_a_row_that_makes_the_loss_no_number_is_traced_to_rank_step_and_row_group_and_good_checkpoints_stay(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    poisoned = tmp_path / "table"
+    shutil.copytree(table, poisoned)
+    rows = pq.read_table(poisoned / "part-4.parquet")
+    b = rows["b"].to_numpy().copy()
+    b[3 * 128 + 17] = -11
+    rows = rows.set_column(1, "b", pa.array(b))
+    pq.write_table(rows, poisoned / "part-4.parquet", row_group_size=128)
+    run = tmp_path / "run"
+    options = {"model": f"{MODELS}:build_with_logarithm", "checkpoint_every": 1, "epochs": 1}
+    with pytest.raises(TrainingFailed, match="training diverged: the loss is nan") as caught:
+        fit(spark, str(poisoned), run, **options)
+    assert caught.value.exit_code == 4
+    said = re.search(
+        r"worker (\d) on 127.0.0.1 at step (\d+): .* from step (\d+) on .* rows \((.*)\)", caught.value.message
+    )
+    assert said is not None, caught.value.message
+    rank, step, again, sources = int(said[1]), int(said[2]), int(said[3]), said[4]
+    plan = SamplePlan.from_json(json.loads((run / "run.json").read_text())["plan"])
+    snapshot = open_table(poisoned).snapshot()
+    file = [one.path for one in snapshot.files].index("part-4.parquet")
+    (group,) = np.flatnonzero((snapshot.row_groups.file == file) & (snapshot.row_groups.index == 3))
+    place = [
+        (r, s)
+        for s in range(plan.steps_per_epoch)
+        for r in (0, 1)
+        if 17 in batch_rows(plan, Cursor(0, s), r, 2).get(int(group), [])
+    ]
+    assert (rank, step) == place[0] and again == step
+    assert "part-4.parquet, row group 3" in sources
+    assert attempts(run) == [None]
+    steps = sorted(int(path.parent.name[5:13]) for path in run.glob("checkpoints/*/manifest.json"))
+    assert steps == [s for s in range(step - 2, step + 1) if s > 0]
 
 
 @pytest.mark.parametrize(
