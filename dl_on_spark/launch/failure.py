@@ -11,7 +11,16 @@ from enum import IntEnum
 from typing import Any
 
 from dl_on_spark import errors
-from dl_on_spark.errors import CheckpointError, CollectiveError, Diverged, DLOnSparkError, InputError, WorkerFailed
+from dl_on_spark.errors import (
+    CheckpointError,
+    CollectiveError,
+    Diverged,
+    DLOnSparkError,
+    InputError,
+    WorkerFailed,
+)
+
+_TOLD = 4  # workers that waited, in one message
 
 
 class Cause(IntEnum):
@@ -120,12 +129,15 @@ def to_error(failure: Failure, others: Iterable[Failure] = ()) -> DLOnSparkError
         error = kind.__new__(kind)
         DLOnSparkError.__init__(error, failure.message, fix=failure.fix)
         return error
-    step = "" if failure.step is None else f" at step {failure.step}"
-    text = f"worker {failure.rank} on {failure.host}{step}: {failure.message}"
+    text = f"worker {failure.rank} on {failure.host}{_at(failure.step)}: {failure.message}"
     others = [other for other in others if other.rank != failure.rank]
     echoes = sorted({other.rank for other in others})
     if echoes:
         text += f" (seen by the others: {', '.join(f'worker {rank}' for rank in echoes)})"
+    waiting = [other for other in others if other.cause is Cause.EXCHANGE]
+    if waiting and failure.cause in {Cause.HUNG, Cause.LOST}:
+        told = "; ".join(f"worker {one.rank}{_at(one.step)}: {one.message.rstrip('.')}" for one in waiting[:_TOLD])
+        text += f". Who waited: {told}" + (f"; and {len(waiting) - _TOLD} more" if len(waiting) > _TOLD else "")
     return WorkerFailed(
         text if text.endswith((".", ")")) else text + ".",
         rank=failure.rank,
@@ -135,6 +147,10 @@ def to_error(failure: Failure, others: Iterable[Failure] = ()) -> DLOnSparkError
         retryable=failure.retryable,
         fix=failure.fix,
     )
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
 
 
 def _is_exchange(error: BaseException | None) -> bool:

@@ -41,6 +41,8 @@ _GRACE_S = 0.5
 _ECHO_GRACE_S = 5.0
 # A closed connection comes back within seconds unless the worker is dead, and then its task says so.
 _RECONNECT_GRACE_S = 10.0
+# Workers that wait in an exchange say at the deadline for whom, and in which operation: that comes first.
+_VERDICT_S = 2.0
 _STACK_WAIT_S = 2.0
 _STOP_S = 3.0
 _CANCEL_S = 10.0
@@ -209,7 +211,7 @@ class _Run:
             for rank, worker in enumerate(self._workers)
             if not worker.finished
             and worker.heard is not None
-            and now - min(worker.heard, worker.progressed) > deadline
+            and now - min(worker.heard, worker.progressed) > deadline + _VERDICT_S
         ]
         if late and not self._failures:
             self._blame_late(late)

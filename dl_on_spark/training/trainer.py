@@ -23,6 +23,7 @@ from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
 from dl_on_spark.training.run_folder import RunFolder, RunRecord
 from dl_on_spark.training.run_lock import RunLock
+from dl_on_spark.training.stragglers import Paces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,8 +193,9 @@ class Trainer:
                 cpus_per_worker=self.cpus_per_worker,
                 deadline_s=self.deadline_s,
             )
+            listener = _Listener(folder, lock, progress, Paces(self.num_workers))
             try:
-                outcomes = launch(spark, request, lambda message: _hear(message, folder, lock, progress))
+                outcomes = launch(spark, request, listener.hear)
             except InputError:
                 folder.give_up(attempt)
                 raise
@@ -368,18 +370,35 @@ def _dumps(job: dict[str, Any]) -> bytes:
     return data
 
 
-def _hear(message: Message, folder: RunFolder, lock: RunLock, progress: TrainingProgress) -> None:
-    lock.check_held()
-    fields = message.fields
-    if message.kind == "progress":
-        progress.steps(fields["step"], fields["rows_per_second"])
-    elif message.kind == "epoch":
-        folder.event("epoch", epoch=fields["epoch"], logs=fields["logs"])
-        progress.epoch(fields["epoch"], fields["logs"])
-    elif message.kind == "checkpoint":
-        folder.event("checkpoint", step=fields["step"])
-    elif message.kind == "log":
-        progress.note(f"worker {message.rank}: {fields.get('text', '')}")
+@dataclass(frozen=True)
+class _Listener:
+    """Takes in what the workers of one attempt say."""
+
+    folder: RunFolder
+    lock: RunLock
+    progress: TrainingProgress
+    paces: Paces
+
+    def hear(self, message: Message) -> None:
+        self.lock.check_held()
+        fields = message.fields
+        if message.kind == "progress":
+            self.progress.steps(fields["step"], fields["rows_per_second"])
+        elif message.kind == "epoch":
+            self.folder.event("epoch", epoch=fields["epoch"], logs=fields["logs"])
+            self.progress.epoch(fields["epoch"], fields["logs"])
+        elif message.kind == "pace":
+            late = self.paces.add(message.rank, fields["epoch"], fields["seconds"])
+            if late is not None:
+                self._name_slowest(fields["epoch"], *late)
+        elif message.kind == "checkpoint":
+            self.folder.event("checkpoint", step=fields["step"])
+        elif message.kind == "log":
+            self.progress.note(f"worker {message.rank}: {fields.get('text', '')}")
+
+    def _name_slowest(self, epoch: int, rank: int, factor: float) -> None:
+        self.folder.event("slow_worker", epoch=epoch, rank=rank, factor=round(factor, 2))
+        self.progress.note(f"worker {rank} takes {factor:.2f} times as long for a step as the others: look at its host")
 
 
 def _result(

@@ -193,6 +193,7 @@ class _Worker:
         assert self._clock is not None
         with self._clock.saving():
             self._save_checkpoint(Cursor(epoch + 1, 0), {}, values)
+        self._context.channel.send("pace", epoch=epoch, seconds=self._clock.spent.as_dict())
 
     def _reader(self, snapshot: str, plan: SamplePlan, schema: Schema) -> RankReader:
         statistics = None if self._job.statistics is None else Statistics.from_json(self._job.statistics)

@@ -1,6 +1,7 @@
 """Launches on a real local session: results, first causes, deadlines, and nothing left behind."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -180,6 +181,17 @@ def test_a_hung_worker_is_named_with_its_step_and_where_it_hangs(spark):
         launch(spark, request("hang_on_one", deadline_s=3), ignore)
     assert (caught.value.rank, caught.value.step) == (1, 5)
     assert "in hang_on_one" in caught.value.traceback
+
+
+@pytest.mark.faults
+def test_a_worker_that_keeps_others_waiting_is_named_with_who_waits_since_when_and_in_what(spark):
+    with pytest.raises(WorkerFailed, match="while its peers waited for it") as caught:
+        launch(spark, request("hang_before_exchange", deadline_s=3), ignore)
+    error = caught.value
+    assert (error.rank, error.step) == (1, 5)
+    assert "in hang_before_exchange" in error.traceback
+    waited = r"Who waited: worker 0 at step 5: rank 0 of 2, allreduce\(float32\[3\], sum\) #\d+: rank 1 did not answer "
+    assert re.search(waited + r"within 3 s, since \d\d:\d\d:\d\d UTC", error.message), error.message
 
 
 @pytest.mark.faults
