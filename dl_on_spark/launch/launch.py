@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import Cancelled, WorkerFailed
-from dl_on_spark.launch.barrier import BarrierJob, is_local, plain_cause, setting, worker_profile
+from dl_on_spark.launch.barrier import BarrierJob, is_cancelled, is_local, plain_cause, setting, worker_profile
 from dl_on_spark.launch.driver_channel import ChannelServer
 from dl_on_spark.launch.failure import Cause, Failure, first_cause, to_error
 from dl_on_spark.launch.gpus import local_gpus
@@ -54,7 +54,8 @@ def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Me
 
     `on_message` gets the workers' messages in the caller's thread. Returns when every worker has
     ended. Raises :class:`WorkerFailed` with the first cause, the :class:`InputError` a worker raised,
-    or :class:`Cancelled` after Ctrl-C or SIGTERM; no process of the run is left in any case.
+    or :class:`Cancelled` after Ctrl-C, SIGTERM or a cancellation through Spark; no process of the run is left
+    in any case.
     """
     inbox: SimpleQueue[Message] = SimpleQueue()
     secret = secrets.token_bytes(32)
@@ -300,6 +301,10 @@ class _Run:
         self._drain()
         if self._job.error is not None:
             headline, traceback = plain_cause(self._job.error)
+            if is_cancelled(self._job.error):
+                raise Cancelled(
+                    f"Spark cancelled the workers' job: {headline}", fix="Run the same command again to resume."
+                ) from None
             for rank, worker in enumerate(self._workers):
                 if worker.lost is not None and rank not in self._failures:
                     self._fail(replace(self._lost(rank), message=f"its task is gone: {headline}"))

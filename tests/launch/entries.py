@@ -98,6 +98,14 @@ def hang_on_one(context: WorkerContext, payload: bytes) -> dict[str, Any]:
     return {}
 
 
+def sum_ranks(context: WorkerContext, payload: bytes) -> dict[str, Any]:
+    """An allreduce in shared memory."""
+    with Communicator.from_listener(
+        context.listener, context.rank, context.peers, context.secret, deadline_s=context.deadline_s
+    ) as comm:
+        return {"sum": float(comm.allreduce(np.full(1000, context.rank + 1.0))[0]), "way": comm.allreduce_way(8000)}
+
+
 def hang_before_exchange(context: WorkerContext, payload: bytes) -> dict[str, Any]:
     """Rank 1 stops before an allreduce in which rank 0 waits."""
     with Communicator.from_listener(

@@ -110,6 +110,23 @@ def kill_once(marker: str, rank_to_kill: int, step: int):
     return callbacks
 
 
+def hang_at(mark: str, step: int):
+    """Callbacks that leave a mark at `step` of rank 0 and never go on."""
+
+    def callbacks(rank: int):
+        import keras
+
+        class Hang(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if rank == 0 and batch >= step:
+                    Path(mark).touch()
+                    signal.pause()
+
+        return [Hang()]
+
+    return callbacks
+
+
 def raise_on_rank(rank_to_fail: int):
     """Callbacks with an error on one rank, in the middle of an epoch."""
 

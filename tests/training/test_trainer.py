@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,8 @@ from dl_on_spark.sync import Nesterov
 from dl_on_spark.training.run_folder import RunFolder
 from dl_on_spark.training.run_lock import RunLock
 from dl_on_spark.training.trainer import _split as split
-from tests.cluster import REPOSITORY
+from tests.cluster import REPOSITORY, spark_environment
+from tests.leftovers import nothing_left
 from tests.training import models
 
 if TYPE_CHECKING:
@@ -171,6 +174,51 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
     assert_same_history(expected, result)
     assert attempts(result.run_dir) == [None, "step-00000006-a001"]
     assert_no_worker_is_left()
+
+
+@pytest.mark.faults
+def test_a_run_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
+    spark: SparkSession, table: str, tmp_path: Path, undisturbed: TrainingResult
+) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pyspark.sql import SparkSession\n"
+        "from dl_on_spark import open_table\n"
+        "from tests.training import models, test_trainer\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "table, run, mark = sys.argv[1:]\n"
+        "stop = models.hang_at(mark, 9)\n"
+        "options = {'validation': open_table(table), 'steps_per_execution': 2, 'checkpoint_every': 6}\n"
+        "test_trainer.fit(spark, table, Path(run), callbacks=stop, deadline_s=600, **options)\n"
+    )
+    run, mark = tmp_path / "run", tmp_path / "mark"
+    command = [sys.executable, "-c", script, table, str(run), str(mark)]
+    with subprocess.Popen(command, env=spark_environment(), cwd=REPOSITORY, stderr=subprocess.DEVNULL) as driver:
+        until = time.monotonic() + 200
+        while not mark.exists() and driver.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert mark.exists() and len(family) >= 3
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    options = {"validation": open_table(table), "steps_per_execution": 2, "checkpoint_every": 6}
+    result = fit(spark, table, run, resume="must", **options)
+    assert attempts(run) == [None, "step-00000006-a001"]
+    assert_same_weights(undisturbed, result, 0.0)
+    assert not (run / "lock.json").exists()
+
+
+def test_two_runs_at_once_in_one_session_do_not_disturb_each_other(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    with nothing_left(), ThreadPoolExecutor(2) as both:
+        runs = [both.submit(fit, spark, table, tmp_path / name, num_workers=1, epochs=1) for name in ("one", "two")]
+        first, second = (run.result() for run in runs)
+    assert (first.run_dir, second.run_dir) == (str(tmp_path / "one"), str(tmp_path / "two"))
+    assert first.steps == second.steps == 17
+    assert_same_weights(first, second, 0.0)
 
 
 @pytest.mark.faults
