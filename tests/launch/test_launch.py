@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.leftovers import nothing_left
 from dl_on_spark.errors import Cancelled, ModelError, WorkerFailed
 from dl_on_spark.launch import LaunchRequest, launch
 from dl_on_spark.launch.barrier import BarrierJob
 from dl_on_spark.launch.worker_process import TaskSpec, run_worker
 from tests.cluster import REPOSITORY, spark_environment
-from tests.leftovers import nothing_left
 
 
 def request(entry, **options):

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from benchmarks.leftovers import nothing_left
 from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
 from dl_on_spark.input_pipeline import Cursor, SamplePlan
@@ -31,7 +32,6 @@ from dl_on_spark.training.run_folder import RunFolder
 from dl_on_spark.training.run_lock import RunLock
 from dl_on_spark.training.trainer import _split as split
 from tests.cluster import REPOSITORY, spark_environment
-from tests.leftovers import nothing_left
 from tests.training import models
 
 if TYPE_CHECKING:
