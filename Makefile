@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test check format package interop interop-test clean
+.PHONY: help venv demo test check format faults package interop interop-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -25,6 +25,9 @@ check: venv  ## lint, types, import layers
 format: venv  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+faults: venv  ## fault x strategy x moment on real runs, e.g. make faults CELLS=10 SEED=1; all cells take hours
+	@$(BIN)/python -m benchmarks.faults $(if $(CELLS),--cells $(CELLS)) $(if $(SEED),--seed $(SEED)) 2> /dev/null
 
 package: venv  ## archive for spark-submit --py-files
 	@$(BIN)/dl-on-spark package

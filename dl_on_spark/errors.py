@@ -89,6 +89,17 @@ class TrainingFailed(DLOnSparkError):
     exit_code = 4
 
 
+class Diverged(TrainingFailed):
+    """A loss or a weight is no finite number; `step` (over all epochs, from 0) where it is known."""
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(
+            f"training diverged: {message}.",
+            fix="The last good checkpoint is kept. Lower the learning rate, or look for wrong values in the features.",
+        )
+        self.step = step
+
+
 class CheckpointError(DLOnSparkError):
     """A checkpoint is incomplete, damaged, foreign or cannot be written."""
 

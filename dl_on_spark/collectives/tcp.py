@@ -8,6 +8,7 @@ on the data and on all control lanes until the deadline.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ipaddress
 import select
 import socket
@@ -235,7 +236,9 @@ class TcpBackend:
     def _stalled(self, call: Call, peer: int, grace: float) -> NoReturn:
         """Nothing moved in time. Each rank tells whom it waits for; the silent end of the chain is it."""
         notices = self._control.notices
-        text = f"rank {peer} did not answer within {self.deadline_s:g} s in {call}"
+        began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self.deadline_s - grace)
+        waited = f"within {self.deadline_s:g} s, since {began:%H:%M:%S} UTC"
+        text = f"rank {peer} did not answer {waited} in {call}"
         self._control.tell(Notice(NoticeKind.STALLED, peer, text))
         self._shut_data_lanes()
         others = set(self._data) - {peer}
@@ -253,7 +256,7 @@ class TcpBackend:
         elif culprit in seen:
             text = f"the ranks wait for each other for {self.deadline_s:g} s; they called different collectives"
         else:
-            text = f"rank {culprit} did not answer within {self.deadline_s:g} s"
+            text = f"rank {culprit} did not answer {waited}"
         self._fail(call, NoticeKind.STALLED, culprit, text, told=True)
 
     def _fail(

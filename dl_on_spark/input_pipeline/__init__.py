@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dl_on_spark.input_pipeline.batch_sources import describe_batch
 from dl_on_spark.input_pipeline.block_feed import BlockFeed
 from dl_on_spark.input_pipeline.plan import Cursor, SamplePlan
 from dl_on_spark.input_pipeline.preprocess import Preprocessor
@@ -16,6 +17,7 @@ __all__ = [
     "RankReader",
     "ReadableTable",
     "SamplePlan",
+    "describe_batch",
     "open_table",
     "to_tf_dataset",
 ]

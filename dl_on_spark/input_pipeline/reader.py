@@ -64,7 +64,7 @@ class RankReader:
         self.preprocessor = Preprocessor(schema, statistics)
         self.failure: BaseException | None = None
         self._streams = plan.rank_streams(rank, world_size)
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         columns = schema.feed_columns
         schema.check(snapshot.schema, snapshot.uri, columns)
         self._lookahead = max(2, len(self._streams) // 2) if lookahead is None else lookahead
@@ -175,8 +175,8 @@ class RankReader:
         return WindowRows(columns, window.row_order(self.plan.seed, epoch))
 
     def _name(self, group: int) -> str:
-        groups = self._snapshot.row_groups
-        path = self._snapshot.files[int(groups.file[group])].path or self._snapshot.uri
+        groups = self.snapshot.row_groups
+        path = self.snapshot.files[int(groups.file[group])].path or self.snapshot.uri
         # Rows are counted among those that are left where some are not: say so.
         left = "" if groups.rows[group] == groups.stored_rows[group] else " (without rows that are filtered out)"
         return f"{path}, row group {int(groups.index[group])}{left}"

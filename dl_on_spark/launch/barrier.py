@@ -30,6 +30,10 @@ _OF_JAVA = re.compile(r"\s*(at \S+\(|Caused by:|\.\.\. \d+ more|Driver stacktrac
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w{5};?$")
 # Classes of SQLSTATE by which Spark says that data or a query over it is wrong: a value, a name, a file.
 _BAD_DATA = re.compile(r"SQLSTATE: (22|42|KD)\w{3}")
+# Somebody's cancelJobGroup, interruptTag, stop or kill in Spark's UI, under classic Spark and under Connect.
+_CANCELLED = re.compile(
+    r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|Job \d+ cancelled|Stage \d+ (was )?cancelled|SparkContext was shut down"
+)
 _JAVA_CLASS = re.compile(r"^:?\s*([\w$]+\.)+[\w$]*(Exception|Error): ")
 
 
@@ -203,6 +207,11 @@ def input_error(error: BaseException) -> InputError | None:
     told = found.__new__(found)
     errors.DLOnSparkError.__init__(told, message)
     return told
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether Spark ended the job because somebody asked for that."""
+    return _CANCELLED.search(str(error)) is not None
 
 
 def plain_cause(error: BaseException) -> tuple[str, str | None]:

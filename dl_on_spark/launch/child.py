@@ -15,6 +15,7 @@ import importlib
 import os
 import queue
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -42,7 +43,7 @@ def main(report: int) -> int:
     job = read_frame(read_pipe(orders), 1 << 30)
     if job is None:
         return EXIT_ORPHANED
-    _start_group_watch(orders, report)
+    _start_group_watch(orders, report, str(job["scratch"]))
     _die_with_parent(int(job["parent_pid"]))
     faulthandler.enable()
     os.set_inheritable(report, False)
@@ -112,8 +113,8 @@ def _die_with_parent(parent: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _start_group_watch(orders: int, report: int) -> None:
-    """Leave a small process behind that kills the whole group when the task is gone.
+def _start_group_watch(orders: int, report: int, scratch: str) -> None:
+    """Leave a small process behind that kills the whole group when the task is gone, and removes its temporary files.
 
     The kernel's signal to us comes too fast for us to end what the user's code started. Forked
     while we have one thread and no TensorFlow; the task kills it with the group at a normal end.
@@ -127,6 +128,7 @@ def _start_group_watch(orders: int, report: int) -> None:
     hang_up = select.poll()
     hang_up.register(orders, 0)  # no reading: what the pipe carries is the trainer's
     hang_up.poll()
+    shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
     os._exit(EXIT_ORPHANED)
 

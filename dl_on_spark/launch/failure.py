@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import traceback as traceback_module
 from collections.abc import Iterable
@@ -10,7 +11,16 @@ from enum import IntEnum
 from typing import Any
 
 from dl_on_spark import errors
-from dl_on_spark.errors import CheckpointError, CollectiveError, DLOnSparkError, InputError, WorkerFailed
+from dl_on_spark.errors import (
+    CheckpointError,
+    CollectiveError,
+    Diverged,
+    DLOnSparkError,
+    InputError,
+    WorkerFailed,
+)
+
+_TOLD = 4  # workers that waited, in one message
 
 
 class Cause(IntEnum):
@@ -45,6 +55,11 @@ class Failure:
     traceback: str | None = None
     retryable: bool = True
 
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss or a weight was no number."""
+        return self.error_type == Diverged.__name__
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -68,7 +83,7 @@ def of_exception(error: BaseException, *, rank: int, host: str, step: int | None
         host=host,
         cause=cause,
         message=error.message if isinstance(error, DLOnSparkError) else f"{type(error).__name__}: {error}",
-        step=step,
+        step=error.step if isinstance(error, Diverged) and error.step is not None else step,
         error_type=ours or type(error).__name__,
         fix=error.fix if isinstance(error, DLOnSparkError) else None,
         traceback="".join(traceback_module.format_exception(error)),
@@ -92,8 +107,15 @@ def of_exit(code: int, tail: str, *, rank: int, host: str, step: int | None) -> 
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
-    """The failure that explains the others; among equals the one that arrived first."""
-    return min(failures, key=lambda failure: failure.cause)  # min keeps the first of equals
+    """The failure that explains the others; among equals the one that arrived first.
+
+    A value that is no number spreads from rank to rank with the exchanges, so there it is the one of the least step.
+    """
+    failures = list(failures)
+    first = min(failures, key=lambda failure: failure.cause)  # min keeps the first of equals
+    if not first.diverged:
+        return first
+    return min((one for one in failures if one.diverged), key=lambda one: math.inf if one.step is None else one.step)
 
 
 def to_error(failure: Failure, others: Iterable[Failure] = ()) -> DLOnSparkError:
@@ -107,11 +129,15 @@ def to_error(failure: Failure, others: Iterable[Failure] = ()) -> DLOnSparkError
         error = kind.__new__(kind)
         DLOnSparkError.__init__(error, failure.message, fix=failure.fix)
         return error
-    step = "" if failure.step is None else f" at step {failure.step}"
-    text = f"worker {failure.rank} on {failure.host}{step}: {failure.message}"
-    echoes = sorted({other.rank for other in others if other.rank != failure.rank})
+    text = f"worker {failure.rank} on {failure.host}{_at(failure.step)}: {failure.message}"
+    others = [other for other in others if other.rank != failure.rank]
+    echoes = sorted({other.rank for other in others})
     if echoes:
         text += f" (seen by the others: {', '.join(f'worker {rank}' for rank in echoes)})"
+    waiting = [other for other in others if other.cause is Cause.EXCHANGE]
+    if waiting and failure.cause in {Cause.HUNG, Cause.LOST}:
+        told = "; ".join(f"worker {one.rank}{_at(one.step)}: {one.message.rstrip('.')}" for one in waiting[:_TOLD])
+        text += f". Who waited: {told}" + (f"; and {len(waiting) - _TOLD} more" if len(waiting) > _TOLD else "")
     return WorkerFailed(
         text if text.endswith((".", ")")) else text + ".",
         rank=failure.rank,
@@ -121,6 +147,10 @@ def to_error(failure: Failure, others: Iterable[Failure] = ()) -> DLOnSparkError
         retryable=failure.retryable,
         fix=failure.fix,
     )
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
 
 
 def _is_exchange(error: BaseException | None) -> bool:

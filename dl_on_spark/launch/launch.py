@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import Cancelled, WorkerFailed
-from dl_on_spark.launch.barrier import BarrierJob, is_local, plain_cause, setting, worker_profile
+from dl_on_spark.launch.barrier import BarrierJob, is_cancelled, is_local, plain_cause, setting, worker_profile
 from dl_on_spark.launch.driver_channel import ChannelServer
 from dl_on_spark.launch.failure import Cause, Failure, first_cause, to_error
 from dl_on_spark.launch.gpus import local_gpus
@@ -41,6 +41,8 @@ _GRACE_S = 0.5
 _ECHO_GRACE_S = 5.0
 # A closed connection comes back within seconds unless the worker is dead, and then its task says so.
 _RECONNECT_GRACE_S = 10.0
+# Workers that wait in an exchange say at the deadline for whom, and in which operation: that comes first.
+_VERDICT_S = 2.0
 _STACK_WAIT_S = 2.0
 _STOP_S = 3.0
 _CANCEL_S = 10.0
@@ -52,7 +54,8 @@ def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Me
 
     `on_message` gets the workers' messages in the caller's thread. Returns when every worker has
     ended. Raises :class:`WorkerFailed` with the first cause, the :class:`InputError` a worker raised,
-    or :class:`Cancelled` after Ctrl-C or SIGTERM; no process of the run is left in any case.
+    or :class:`Cancelled` after Ctrl-C, SIGTERM or a cancellation through Spark; no process of the run is left
+    in any case.
     """
     inbox: SimpleQueue[Message] = SimpleQueue()
     secret = secrets.token_bytes(32)
@@ -191,9 +194,11 @@ class _Run:
     def _judge(self, now: float) -> None:
         """Raise when the run has failed: by a known cause, or by silence."""
         if self._failures:
-            echo = first_cause(self._failures.values()).cause is Cause.EXCHANGE
+            first = first_cause(self._failures.values())
+            echo = first.cause is Cause.EXCHANGE
             known_all = len(self._failures) == len(self._workers)
-            if known_all or now - self._first_failure > (_ECHO_GRACE_S if echo else _GRACE_S):
+            grace_s = _ECHO_GRACE_S if echo or first.diverged else _GRACE_S
+            if known_all or now - self._first_failure > grace_s:
                 if echo and not known_all:
                     self._blame_silent()
                 self._raise()
@@ -207,7 +212,7 @@ class _Run:
             for rank, worker in enumerate(self._workers)
             if not worker.finished
             and worker.heard is not None
-            and now - min(worker.heard, worker.progressed) > deadline
+            and now - min(worker.heard, worker.progressed) > deadline + _VERDICT_S
         ]
         if late and not self._failures:
             self._blame_late(late)
@@ -296,6 +301,10 @@ class _Run:
         self._drain()
         if self._job.error is not None:
             headline, traceback = plain_cause(self._job.error)
+            if is_cancelled(self._job.error):
+                raise Cancelled(
+                    f"Spark cancelled the workers' job: {headline}", fix="Run the same command again to resume."
+                ) from None
             for rank, worker in enumerate(self._workers):
                 if worker.lost is not None and rank not in self._failures:
                     self._fail(replace(self._lost(rank), message=f"its task is gone: {headline}"))

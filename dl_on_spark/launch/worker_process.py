@@ -131,6 +131,7 @@ class _Worker:
             "host": host,
             "bind_host": _bindable(host, spec.local),
             "parent_pid": os.getpid(),
+            "scratch": self._scratch,
             "secret": spec.secret.hex(),
             "driver_address": spec.driver_address,
             "entry": spec.request.entry,

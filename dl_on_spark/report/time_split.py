@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from dl_on_spark.training.stragglers import slowest
+
 PARTS = ("input", "compute", "exchange", "waiting")
 _MUCH = 0.2  # share of a step that is worth a change
-_SLOW = 1.2  # as much longer than the others' median does the slowest worker compute
 _ADVICE = {
     "input": "Rows come too late: give workers more cores (cpus_per_worker) or rewrite the table in larger row groups.",
     "exchange": "The exchange takes much: exchange seldom (local_sgd:every=16) or take a larger global batch.",
@@ -21,16 +22,6 @@ def step_parts(seconds_by_rank: Seconds) -> dict[str, float]:
     """Seconds of a step by part, mean over the workers; empty where no step was timed."""
     timed = [one for one in seconds_by_rank if one.get("steps")]
     return {part: statistics.fmean(one[part] / one["steps"] for one in timed) for part in PARTS} if timed else {}
-
-
-def slowest(seconds_by_rank: Seconds) -> tuple[int, float] | None:
-    """The worker whose steps compute and read longest, and its time over the others' median; None below 1.2."""
-    busy = [(one["input"] + one["compute"]) / one["steps"] if one.get("steps") else 0.0 for one in seconds_by_rank]
-    if len(busy) < 2 or min(busy) <= 0:
-        return None
-    rank = max(range(len(busy)), key=busy.__getitem__)
-    factor = busy[rank] / statistics.median(busy[:rank] + busy[rank + 1 :])
-    return (rank, factor) if factor >= _SLOW else None
 
 
 def described(seconds_by_rank: Seconds) -> str:

@@ -121,7 +121,13 @@ class CheckpointStore:
     def commit(self, manifest: Manifest) -> None:
         """Make the checkpoint complete. Raises `CheckpointError` when a later attempt is at work."""
         self.fence()
-        _write(storage.join(self._folder(manifest.step), _MANIFEST), _sealed(manifest))
+        place = storage.join(self._folder(manifest.step), _MANIFEST)
+        _write(place, _sealed(manifest))
+        try:  # again: a worker that was stopped after the first look may have woken up long after
+            self.fence()
+        except CheckpointError:
+            storage.delete(place)
+            raise
 
     def latest(self) -> Checkpoint | None:
         """The complete, undamaged checkpoint that is furthest; damaged ones are named in the log.

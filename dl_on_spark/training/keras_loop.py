@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from dl_on_spark.collectives import Communicator
+from dl_on_spark.errors import Diverged
 from dl_on_spark.input_pipeline import BlockFeed, Cursor, SamplePlan
 from dl_on_spark.input_pipeline.block_feed import step_of
 from dl_on_spark.sync.base import SyncSession
@@ -54,12 +55,14 @@ def fit_worker(
     steps_per_execution: int = 32,
     hooks: Sequence[StepHook] = (),
     class_weight: Mapping[int, float] | None = None,
+    describe: Callable[[Cursor], str] | None = None,
 ) -> dict[str, list[float]]:
     """Run `fit` on this rank from `start` to the end of epoch `epochs`; returns Keras's history.
 
-    An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it.
+    An error of the exchange or of a hook is raised as it is, not as TensorFlow's text of it. Raises `Diverged` at the
+    end of the execution in which the loss stopped being a number; ``describe`` says which rows a step's batch has.
     """
-    loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks, class_weight)
+    loop = _StepLoop(model, feed, plan, session, start, steps_per_execution, hooks, class_weight, describe)
     uncount, unmerge = count_outputs_by_rows(model), merge_over_ranks(model, comm)
     before = model.steps_per_execution
     model.steps_per_execution = steps_per_execution
@@ -103,7 +106,9 @@ class _StepLoop:
         steps_per_execution: int,
         hooks: Sequence[StepHook],
         class_weight: Mapping[int, float] | None,
+        describe: Callable[[Cursor], str] | None,
     ) -> None:
+        self._describe = describe
         self._model, self._feed, self._plan, self._session = model, feed, plan, session
         self._cursor, self._per_execution, self._hooks = start, steps_per_execution, hooks
         self._position = 0  # Keras's step in the epoch
@@ -149,7 +154,9 @@ class _StepLoop:
         logs, left = None, count
         while left:
             block, first, taken = self._feed.take(left)
-            logs = self._steps(block, tf.constant(first), tf.constant(taken))
+            logs, good = self._steps(block, tf.constant(first), tf.constant(taken))
+            if int(good) < taken:
+                raise self._diverged(Cursor(cursor.epoch, cursor.step + count - left + int(good)), logs)
             left -= taken
         cursor = Cursor(cursor.epoch, cursor.step + count)
         self._session.after_steps(done + count)
@@ -161,11 +168,23 @@ class _StepLoop:
             hook.on_steps(cursor, count, seconds)
         return logs
 
+    def _diverged(self, cursor: Cursor, logs: Any) -> Diverged:
+        """The loss is no number from the step at `cursor` on."""
+        step = cursor.epoch * self._plan.steps_per_epoch + cursor.step
+        batch = "" if self._describe is None else f", whose batch on this rank has {self._describe(cursor)}"
+        return Diverged(
+            f"the loss is {float(logs['loss'])} from step {step} on (step {cursor.step} of epoch {cursor.epoch + 1})"
+            + batch,
+            step=step,
+        )
+
 
 def _steps_function(
     model: keras.Model, session: SyncSession, block_spec: Any, class_weight: Mapping[int, float] | None
 ) -> Callable[[Any, Any, Any], Any]:
-    """(block, first, n) -> logs of the last of n steps of a block, traced once for every n and batch size."""
+    """(block, first, n) -> logs of the last of n steps of a block, and how many steps passed before the loss was no
+    number; traced once for every n and batch size.
+    """
 
     # Plain Python at tracing: AutoGraph would warn of a hook that has no statement.
     begin_step = tf.autograph.experimental.do_not_convert(session.begin_step)
@@ -180,9 +199,12 @@ def _steps_function(
     if model.run_eagerly:
 
         def eager(block: Any, first: Any, count: Any) -> Any:
+            good, finite = 0, True
             for index in range(int(first), int(first) + int(count)):
                 logs = train_step(step_of(block, index))
-            return logs
+                finite = finite and bool(_finite(logs))
+                good += finite
+            return logs, good
 
         return eager
     compiled = bool(model.jit_compile) and not session.in_graph
@@ -192,12 +214,25 @@ def _steps_function(
     @tf.function(input_signature=[block_spec, number, number])
     def several(block: Any, first: Any, count: Any) -> Any:
         logs = one_step(step_of(block, first))
+        finite = _finite(logs)
+        good = tf.cast(finite, tf.float32)  # of a type that a GPU adds up by itself
         for index in tf.range(first + 1, first + count):
             logs = one_step(step_of(block, index))
-        return logs
+            finite = tf.logical_and(finite, _finite(logs))
+            good += tf.cast(finite, tf.float32)
+        return logs, good
 
     run: Callable[[Any, Any, Any], Any] = several
     return run
+
+
+def _finite(logs: Any) -> Any:
+    """Whether the loss among a step's logs is a number; True where a custom ``train_step`` has none."""
+    loss = logs.get("loss") if isinstance(logs, Mapping) else None
+    if loss is None:
+        return tf.constant(True)
+    finite = tf.math.is_finite(tf.cast(loss, tf.float32))
+    return finite if finite.shape.rank == 0 else tf.reduce_all(finite)
 
 
 class _StrategyMetrics(keras.callbacks.Callback):

@@ -1,6 +1,7 @@
 """The folder of one training run: who it is, which attempt runs, what happened, what came out.
 
 run.json            which run this is: identity (data, schema, strategy, seed, model), plan, epochs
+lock.json           who trains it now, see `run_lock`
 attempt.json        the current attempt; older attempts cannot commit checkpoints
 events.jsonl        what happened, a JSON object a line
 checkpoints/        see `checkpoint`
@@ -16,7 +17,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,7 @@ class RunFolder:
 
     def check_writable(self) -> None:
         """Raise `InputError` unless files can be written here; leaves nothing behind."""
-        local = storage.local_path(self.uri)
-        fresh = [] if local is None else [folder for folder in (local, *local.parents) if not folder.exists()]
+        fresh = self.missing()
         probe = self.path(f".probe-{uuid.uuid4().hex[:8]}")
         try:
             storage.write_bytes(probe, bytes(_PROBE_BYTES))  # a full disk still takes an empty file
@@ -89,9 +89,12 @@ class RunFolder:
                 fix="Choose a folder that driver and executors can write, or mend its permissions.",
             ) from error
         finally:
-            for folder in fresh:
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
+            remove_empty(fresh)
+
+    def missing(self) -> list[Path]:
+        """Local folders, the run's own first, that the first file written here would make."""
+        local = storage.local_path(self.uri)
+        return [] if local is None else [folder for folder in (local, *local.parents) if not folder.exists()]
 
     def read(self, name: str) -> bytes | None:
         """Content of a file; None where there is none."""
@@ -182,9 +185,6 @@ class RunFolder:
             return
         for name in (_ATTEMPT, _EVENTS):
             storage.delete(self.path(name))
-        local = storage.local_path(self.uri)
-        if local is not None and local.is_dir() and not any(local.iterdir()):
-            local.rmdir()
 
     def event(self, kind: str, **fields: Any) -> None:
         """Add a line to events.jsonl."""
@@ -213,3 +213,10 @@ class RunFolder:
                 f"{self.path(name)} cannot be written ({error}).",
                 fix="Mend the folder's permissions or make room on its disk; the same command resumes the run.",
             ) from error
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of `folders` that are there and empty."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

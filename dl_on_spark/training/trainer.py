@@ -22,6 +22,8 @@ from dl_on_spark.training.class_weights import check_class_weight
 from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
 from dl_on_spark.training.run_folder import RunFolder, RunRecord
+from dl_on_spark.training.run_lock import RunLock
+from dl_on_spark.training.stragglers import Paces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,8 +84,9 @@ class Trainer:
         `tf.function` call (default: the compiled model's, or 32). ``class_weight``: how much a row counts in
         the loss by the class of its label, as in Keras's `fit`.
 
-        Raises an `InputError` before or at launch for input that cannot be trained on, `TrainingFailed` with
-        the first cause after ``max_restarts`` restarts, `Cancelled` when stopped.
+        Raises an `InputError` before or at launch for input that cannot be trained on, or where another trainer
+        is at work on the run, `TrainingFailed` with the first cause after ``max_restarts`` restarts, `Cancelled`
+        when stopped.
         """
         strategy = parse_sync(self.sync)
         check_objects(self.model, table, schema, validation, callbacks, resume)
@@ -108,59 +111,62 @@ class Trainer:
         validation_plan = None if held_out is None else self._validation_plan(held_out, global_batch_size)
         folder = RunFolder(str(self.checkpoint_dir))
         folder.check_writable()
-        identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
-        identity["class_weight"] = None if class_weight is None else sorted(map(list, class_weight.items()))
-        stored = _stored_run(folder, identity, resume)
-        if stored is not None:
-            done = folder.result()
-            if done is not None and stored.epochs >= epochs:
-                logger.info("%s holds the finished run: nothing to train.", folder.uri)
-                return done
-            plan = self._same_batches(SamplePlan.from_json(stored.plan))
-        preflight(
-            spark,
-            self.num_workers,
-            gpus_per_worker=self.gpus_per_worker,
-            cpus_per_worker=self.cpus_per_worker,
-            readable=[snapshot.uri],
-            writable=[folder.uri],
-        )
-        if statistics is None and stored is not None:
-            statistics = folder.statistics()
-        if statistics is None:
-            statistics = _statistics(spark, snapshot, schema)
-        _refuse_nulls(statistics, snapshot.uri)
-        record = RunRecord(identity, plan.to_json(), epochs)
-        if stored is not None:
-            record = replace(record, id=stored.id)
-        job = {
-            "model": self.model,
-            "strategy": strategy,
-            "snapshot": snapshot.to_json(),
-            "schema": schema.to_dict(),
-            "statistics": statistics.to_json(),
-            "validation_snapshot": None if held_out is None else held_out.to_json(),
-            "validation_plan": None if validation_plan is None else validation_plan.to_json(),
-            "callbacks": callbacks,
-            "run_folder": folder.uri,
-            "record": record,
-            "seed": seed,
-            "steps_per_execution": steps_per_execution,
-            "checkpoint_every": self.checkpoint_every,
-            "keep_checkpoints": _KEEP_CHECKPOINTS,
-            "class_weight": None if class_weight is None else dict(class_weight),
-        }
-        with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
-            outcomes, restarts = self._run_attempts(spark, folder, record, job, progress)
-        result = _result(folder, outcomes, restarts, self.num_workers, plan)
-        folder.write("result.json", result.to_json())
-        folder.event("finished", steps=result.steps, metrics=result.metrics)
-        return result
+        with RunLock(folder) as lock:
+            identity = _identity(snapshot, held_out, schema, strategy, self.model, global_batch_size, seed)
+            identity["class_weight"] = None if class_weight is None else sorted(map(list, class_weight.items()))
+            stored = _stored_run(folder, identity, resume)
+            if stored is not None:
+                done = folder.result()
+                if done is not None and stored.epochs >= epochs:
+                    logger.info("%s holds the finished run: nothing to train.", folder.uri)
+                    return done
+                plan = self._same_batches(SamplePlan.from_json(stored.plan))
+            preflight(
+                spark,
+                self.num_workers,
+                gpus_per_worker=self.gpus_per_worker,
+                cpus_per_worker=self.cpus_per_worker,
+                readable=[snapshot.uri],
+                writable=[folder.uri],
+            )
+            if statistics is None and stored is not None:
+                statistics = folder.statistics()
+            if statistics is None:
+                statistics = _statistics(spark, snapshot, schema)
+            _refuse_nulls(statistics, snapshot.uri)
+            record = RunRecord(identity, plan.to_json(), epochs)
+            if stored is not None:
+                record = replace(record, id=stored.id)
+            job = {
+                "model": self.model,
+                "strategy": strategy,
+                "snapshot": snapshot.to_json(),
+                "schema": schema.to_dict(),
+                "statistics": statistics.to_json(),
+                "validation_snapshot": None if held_out is None else held_out.to_json(),
+                "validation_plan": None if validation_plan is None else validation_plan.to_json(),
+                "callbacks": callbacks,
+                "run_folder": folder.uri,
+                "record": record,
+                "seed": seed,
+                "steps_per_execution": steps_per_execution,
+                "checkpoint_every": self.checkpoint_every,
+                "keep_checkpoints": _KEEP_CHECKPOINTS,
+                "class_weight": None if class_weight is None else dict(class_weight),
+            }
+            lock.check_alone()
+            with TrainingProgress(epochs * plan.steps_per_epoch, plan.steps_per_epoch, quiet=quiet) as progress:
+                outcomes, restarts = self._run_attempts(spark, folder, lock, record, job, progress)
+            result = _result(folder, outcomes, restarts, self.num_workers, plan)
+            folder.write("result.json", result.to_json())
+            folder.event("finished", steps=result.steps, metrics=result.metrics)
+            return result
 
     def _run_attempts(
         self,
         spark: SparkSession,
         folder: RunFolder,
+        lock: RunLock,
         record: RunRecord,
         job: dict[str, Any],
         progress: TrainingProgress,
@@ -187,8 +193,9 @@ class Trainer:
                 cpus_per_worker=self.cpus_per_worker,
                 deadline_s=self.deadline_s,
             )
+            listener = _Listener(folder, lock, progress, Paces(self.num_workers))
             try:
-                outcomes = launch(spark, request, lambda message: _hear(message, folder, progress))
+                outcomes = launch(spark, request, listener.hear)
             except InputError:
                 folder.give_up(attempt)
                 raise
@@ -363,17 +370,35 @@ def _dumps(job: dict[str, Any]) -> bytes:
     return data
 
 
-def _hear(message: Message, folder: RunFolder, progress: TrainingProgress) -> None:
-    fields = message.fields
-    if message.kind == "progress":
-        progress.steps(fields["step"], fields["rows_per_second"])
-    elif message.kind == "epoch":
-        folder.event("epoch", epoch=fields["epoch"], logs=fields["logs"])
-        progress.epoch(fields["epoch"], fields["logs"])
-    elif message.kind == "checkpoint":
-        folder.event("checkpoint", step=fields["step"])
-    elif message.kind == "log":
-        progress.note(f"worker {message.rank}: {fields.get('text', '')}")
+@dataclass(frozen=True)
+class _Listener:
+    """Takes in what the workers of one attempt say."""
+
+    folder: RunFolder
+    lock: RunLock
+    progress: TrainingProgress
+    paces: Paces
+
+    def hear(self, message: Message) -> None:
+        self.lock.check_held()
+        fields = message.fields
+        if message.kind == "progress":
+            self.progress.steps(fields["step"], fields["rows_per_second"])
+        elif message.kind == "epoch":
+            self.folder.event("epoch", epoch=fields["epoch"], logs=fields["logs"])
+            self.progress.epoch(fields["epoch"], fields["logs"])
+        elif message.kind == "pace":
+            late = self.paces.add(message.rank, fields["epoch"], fields["seconds"])
+            if late is not None:
+                self._name_slowest(fields["epoch"], *late)
+        elif message.kind == "checkpoint":
+            self.folder.event("checkpoint", step=fields["step"])
+        elif message.kind == "log":
+            self.progress.note(f"worker {message.rank}: {fields.get('text', '')}")
+
+    def _name_slowest(self, epoch: int, rank: int, factor: float) -> None:
+        self.folder.event("slow_worker", epoch=epoch, rank=rank, factor=round(factor, 2))
+        self.progress.note(f"worker {rank} takes {factor:.2f} times as long for a step as the others: look at its host")
 
 
 def _result(

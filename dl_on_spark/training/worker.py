@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from dl_on_spark.collectives import Communicator
-from dl_on_spark.errors import ConfigError, DLOnSparkError, TrainingFailed
-from dl_on_spark.input_pipeline import BlockFeed, Cursor, RankReader, SamplePlan, to_tf_dataset
+from dl_on_spark.errors import ConfigError, Diverged, DLOnSparkError
+from dl_on_spark.input_pipeline import BlockFeed, Cursor, RankReader, SamplePlan, describe_batch, to_tf_dataset
 from dl_on_spark.lake import Schema, Snapshot, Statistics, storage
 from dl_on_spark.launch import WorkerContext
 from dl_on_spark.sync.base import StepRows, SyncSession, SyncStrategy
@@ -138,6 +138,7 @@ class _Worker:
                     steps_per_execution=self._steps_per_execution(),
                     hooks=[self],
                     class_weight=job.class_weight,
+                    describe=lambda cursor: describe_batch(self._plan, reader.snapshot, cursor, rank, world),
                 )
         if rank == 0:
             self._save_model()
@@ -184,7 +185,7 @@ class _Worker:
         """Record the metrics of all rows and save; stop where the loss is no number."""
         values = {name: float(value) for name, value in logs.items()}
         if not math.isfinite(values.get("loss", 0.0)):
-            raise self._diverged(f"the loss of epoch {epoch + 1} is {values['loss']}")
+            raise Diverged(f"the loss of epoch {epoch + 1} is {values['loss']}")
         for name, value in values.items():
             self._recorded.history.setdefault(name, []).append(value)
         if self._rank == 0:
@@ -192,6 +193,7 @@ class _Worker:
         assert self._clock is not None
         with self._clock.saving():
             self._save_checkpoint(Cursor(epoch + 1, 0), {}, values)
+        self._context.channel.send("pace", epoch=epoch, seconds=self._clock.spent.as_dict())
 
     def _reader(self, snapshot: str, plan: SamplePlan, schema: Schema) -> RankReader:
         statistics = None if self._job.statistics is None else Statistics.from_json(self._job.statistics)
@@ -268,7 +270,7 @@ class _Worker:
         if self._rank == 0:
             shared = state.weights_of(self._model)
             if not state.all_finite(shared):
-                raise self._diverged(f"a weight is not a finite number after step {step}")
+                raise Diverged(f"a weight is not a finite number after step {step}")
             if self._session.replicas_identical:
                 shared.update(optimizer)
             for prefix, tensors in extra.items():
@@ -290,12 +292,6 @@ class _Worker:
             self._model.save(file)
             self._store.fence()
             storage.write_bytes(self._folder.path("model.keras"), file.read_bytes())
-
-    def _diverged(self, what: str) -> TrainingFailed:
-        return TrainingFailed(
-            f"training diverged: {what}.",
-            fix="The last good checkpoint is kept. Lower the learning rate, or look for wrong values in the features.",
-        )
 
     def _bytes_sent(self) -> int:
         return self._sent_at_start + self._comm.bytes_sent

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dl_on_spark.errors import DLOnSparkError, SchemaError, TableError
-from dl_on_spark.input_pipeline.plan import SamplePlan
+from dl_on_spark.input_pipeline.batch_sources import batch_rows, describe_batch
+from dl_on_spark.input_pipeline.plan import Cursor, SamplePlan
 from dl_on_spark.input_pipeline.reader import RankReader
 from dl_on_spark.lake import open_table
 from dl_on_spark.lake.row_groups import RowGroupDecoder
@@ -90,6 +91,21 @@ def test_any_table_gives_each_row_once_and_the_same_global_batches_to_1_2_3_and_
             assert ids_of(snapshot, plan, world_size) == alone
     step = data.draw(st.integers(0, plan.steps_per_epoch))
     assert ids_of(snapshot, plan, 1, first_step=step) == alone[step:]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_rows_that_a_batch_is_said_to_have_are_those_it_gets(tmp_path, seed):
+    snapshot = write_files(tmp_path, [[30, 20], [5], [45]])
+    plan = plan_of(snapshot, global_batch_size=16, num_workers=2, seed=seed)
+    starts = np.cumsum([0, 30, 20, 5])
+    for epoch in (0, 1):
+        batches = ids_of(snapshot, plan, 2, epoch)
+        for step, ids in enumerate(batches):
+            told = [batch_rows(plan, Cursor(epoch, step), rank, 2) for rank in (0, 1)]
+            found = [starts[group] + rows for one in told for group, rows in one.items()]
+            assert sorted(np.concatenate(found)) == sorted(ids)
+    text = describe_batch(plan, snapshot, Cursor(0, 2), 1, 2)
+    assert text.startswith("8 rows (part-") and ".parquet, row group 0: " in text
 
 
 def test_files_of_100_7_and_1_rows_feed_3_workers(tmp_path):

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dl_on_spark.collectives import Communicator
 from dl_on_spark.errors import CollectiveError, ModelError
 from dl_on_spark.launch import WorkerContext
 
@@ -92,6 +95,26 @@ def hang_on_one(context: WorkerContext, payload: bytes) -> dict[str, Any]:
         context.channel.progress(step)
         time.sleep(0.01)
     wait_forever()
+    return {}
+
+
+def sum_ranks(context: WorkerContext, payload: bytes) -> dict[str, Any]:
+    """An allreduce in shared memory."""
+    with Communicator.from_listener(
+        context.listener, context.rank, context.peers, context.secret, deadline_s=context.deadline_s
+    ) as comm:
+        return {"sum": float(comm.allreduce(np.full(1000, context.rank + 1.0))[0]), "way": comm.allreduce_way(8000)}
+
+
+def hang_before_exchange(context: WorkerContext, payload: bytes) -> dict[str, Any]:
+    """Rank 1 stops before an allreduce in which rank 0 waits."""
+    with Communicator.from_listener(
+        context.listener, context.rank, context.peers, context.secret, deadline_s=context.deadline_s
+    ) as comm:
+        context.channel.progress(5)
+        if context.rank == 1:
+            wait_forever()
+        comm.allreduce(np.zeros(3, np.float32))
     return {}
 
 

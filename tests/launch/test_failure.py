@@ -36,6 +36,17 @@ def test_the_first_cause_is_the_earliest_of_the_gravest(all_failures):
     assert chosen is next(failure for failure in all_failures if failure.cause == chosen.cause)
 
 
+def test_of_values_that_are_no_numbers_the_first_step_explains_the_others():
+    told = [
+        Failure(0, "h", Cause.EXCEPTION, "nan", step=7, error_type="Diverged"),
+        Failure(2, "h", Cause.EXCHANGE, "lost", step=3, error_type="CollectiveError"),
+        Failure(1, "h", Cause.EXCEPTION, "nan", step=6, error_type="Diverged"),
+    ]
+    assert first_cause(told).rank == 1
+    found = raised(errors.Diverged("the loss is nan", step=6))
+    assert (found.step, found.retryable, found.diverged) == (6, False, True)
+
+
 @given(failures)
 def test_failures_survive_json(failure):
     assert Failure.from_dict(json.loads(json.dumps(failure.to_dict()))) == failure

@@ -1,16 +1,21 @@
 """Launches on a real local session: results, first causes, deadlines, and nothing left behind."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.leftovers import nothing_left
 from dl_on_spark.errors import Cancelled, ModelError, WorkerFailed
 from dl_on_spark.launch import LaunchRequest, launch
 from dl_on_spark.launch.barrier import BarrierJob
 from dl_on_spark.launch.worker_process import TaskSpec, run_worker
+from tests.cluster import REPOSITORY, spark_environment
 
 
 def request(entry, **options):
@@ -183,6 +188,17 @@ def test_a_hung_worker_is_named_with_its_step_and_where_it_hangs(spark):
 
 
 @pytest.mark.faults
+def test_a_worker_that_keeps_others_waiting_is_named_with_who_waits_since_when_and_in_what(spark):
+    with pytest.raises(WorkerFailed, match="while its peers waited for it") as caught:
+        launch(spark, request("hang_before_exchange", deadline_s=3), ignore)
+    error = caught.value
+    assert (error.rank, error.step) == (1, 5)
+    assert "in hang_before_exchange" in error.traceback
+    waited = r"Who waited: worker 0 at step 5: rank 0 of 2, allreduce\(float32\[3\], sum\) #\d+: rank 1 did not answer "
+    assert re.search(waited + r"within 3 s, since \d\d:\d\d:\d\d UTC", error.message), error.message
+
+
+@pytest.mark.faults
 def test_a_stopped_process_is_silent_and_named(spark):
     pids = {}
 
@@ -210,6 +226,57 @@ def test_a_signal_to_the_driver_cancels_and_ends_every_process(spark, sent):
         launch(spark, request("hang_with_child"), interrupt_when_both_run)
     assert all(gone(pid) for own in pids.values() for pid in own)
     assert launch(spark, request("exchange"), ignore)[0]["heard"] == 1  # the session still works
+
+
+def test_a_job_that_is_cancelled_through_spark_ends_every_process_and_is_no_failure_to_retry(spark):
+    pids = {}
+
+    def cancel_when_both_run(message):
+        pids[message.rank] = [int(pid) for pid in message.fields["text"].split()]
+        if len(pids) == 2:
+            spark.sparkContext.cancelJobGroup("nightly")
+
+    spark.sparkContext.setJobGroup("nightly", "a scheduler's group")
+    try:
+        with pytest.raises(Cancelled, match="cancelled job group nightly"):
+            launch(spark, request("hang_with_child"), cancel_when_both_run)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    assert all(gone(pid) for own in pids.values() for pid in own)
+
+
+def test_ten_runs_back_to_back_leave_nothing(spark):
+    launch(spark, request("sum_ranks"), ignore)  # what Spark opens once
+    with nothing_left():
+        for _ in range(10):
+            results = launch(spark, request("sum_ranks"), ignore)
+            assert results == [{"sum": 3.0, "way": "shared_memory"}] * 2
+
+
+@pytest.mark.faults
+def test_a_driver_killed_outright_takes_every_process_along():
+    script = (
+        "import os, sys\n"
+        "from pyspark.sql import SparkSession\n"
+        "from dl_on_spark.launch import LaunchRequest, launch\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "say = lambda message: print(message.fields['text'], flush=True)\n"
+        "launch(spark, LaunchRequest(2, 'tests.launch.entries:hang_with_child'), say)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=spark_environment(),
+        cwd=REPOSITORY,
+    ) as driver:
+        pids = [int(pid) for _ in range(2) for pid in driver.stdout.readline().split()]
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    assert len(pids) == 4
+    assert all(gone(process.pid) for process in family)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_an_error_of_the_listener_ends_the_run_and_passes(spark):

@@ -77,6 +77,18 @@ def build_diverging():
     return model
 
 
+def build_with_logarithm():
+    """No number for rows with b below -10."""
+    import keras
+
+    inputs = {name: keras.Input((), name=name) for name in FEATURES}
+    logarithm = keras.layers.Lambda(lambda b: keras.ops.log(b + 10.0), output_shape=())(inputs["b"])
+    hidden = keras.layers.Concatenate()([keras.layers.Reshape((1,))(t) for t in (inputs["a"], logarithm)])
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    return model
+
+
 def build_failing():
     raise ValueError("the user's own mistake")
 
@@ -94,6 +106,23 @@ def kill_once(marker: str, rank_to_kill: int, step: int):
                     os.kill(os.getpid(), signal.SIGKILL)
 
         return [Kill()]
+
+    return callbacks
+
+
+def hang_at(mark: str, step: int):
+    """Callbacks that leave a mark at `step` of rank 0 and never go on."""
+
+    def callbacks(rank: int):
+        import keras
+
+        class Hang(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if rank == 0 and batch >= step:
+                    Path(mark).touch()
+                    signal.pause()
+
+        return [Hang()]
 
     return callbacks
 

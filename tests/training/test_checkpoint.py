@@ -87,6 +87,14 @@ def test_a_stale_attempt_cannot_commit_and_the_later_attempt_wins(tmp_path: Path
     assert (found.manifest.step, found.manifest.attempt) == (10, 2)
 
 
+def test_an_attempt_that_becomes_stale_between_the_look_and_the_write_withdraws_its_manifest(tmp_path: Path) -> None:
+    looks = iter([True, False])
+    stale = CheckpointStore(str(tmp_path), 1, lambda: next(looks))
+    with pytest.raises(CheckpointError, match="attempt 1 is stale"):
+        save(stale, 20)
+    assert store(tmp_path, attempt=2).latest() is None
+
+
 def test_with_another_number_of_ranks_each_takes_a_saved_state(tmp_path: Path) -> None:
     saved = store(tmp_path)
     save(saved, 10, world=2)

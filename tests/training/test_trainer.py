@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from benchmarks.leftovers import nothing_left
 from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
+from dl_on_spark.input_pipeline import Cursor, SamplePlan
+from dl_on_spark.input_pipeline.batch_sources import batch_rows
 from dl_on_spark.lake import RowGroups, Snapshot
 from dl_on_spark.sync import Nesterov
+from dl_on_spark.training.run_folder import RunFolder
+from dl_on_spark.training.run_lock import RunLock
 from dl_on_spark.training.trainer import _split as split
-from tests.cluster import REPOSITORY
+from tests.cluster import REPOSITORY, spark_environment
 from tests.training import models
 
 if TYPE_CHECKING:
@@ -169,6 +177,51 @@ def test_a_worker_killed_in_mid_epoch_is_replaced_and_the_weights_are_those_of_a
 
 
 @pytest.mark.faults
+def test_a_run_whose_driver_was_killed_goes_on_when_it_is_submitted_again(
+    spark: SparkSession, table: str, tmp_path: Path, undisturbed: TrainingResult
+) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pyspark.sql import SparkSession\n"
+        "from dl_on_spark import open_table\n"
+        "from tests.training import models, test_trainer\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "table, run, mark = sys.argv[1:]\n"
+        "stop = models.hang_at(mark, 9)\n"
+        "options = {'validation': open_table(table), 'steps_per_execution': 2, 'checkpoint_every': 6}\n"
+        "test_trainer.fit(spark, table, Path(run), callbacks=stop, deadline_s=600, **options)\n"
+    )
+    run, mark = tmp_path / "run", tmp_path / "mark"
+    command = [sys.executable, "-c", script, table, str(run), str(mark)]
+    with subprocess.Popen(command, env=spark_environment(), cwd=REPOSITORY, stderr=subprocess.DEVNULL) as driver:
+        until = time.monotonic() + 200
+        while not mark.exists() and driver.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert mark.exists() and len(family) >= 3
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    options = {"validation": open_table(table), "steps_per_execution": 2, "checkpoint_every": 6}
+    result = fit(spark, table, run, resume="must", **options)
+    assert attempts(run) == [None, "step-00000006-a001"]
+    assert_same_weights(undisturbed, result, 0.0)
+    assert not (run / "lock.json").exists()
+
+
+def test_two_runs_at_once_in_one_session_do_not_disturb_each_other(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    with nothing_left(), ThreadPoolExecutor(2) as both:
+        runs = [both.submit(fit, spark, table, tmp_path / name, num_workers=1, epochs=1) for name in ("one", "two")]
+        first, second = (run.result() for run in runs)
+    assert (first.run_dir, second.run_dir) == (str(tmp_path / "one"), str(tmp_path / "two"))
+    assert first.steps == second.steps == 17
+    assert_same_weights(first, second, 0.0)
+
+
+@pytest.mark.faults
 def test_an_asynchronous_run_goes_on_after_a_kill_and_applies_every_gradient_once(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:
@@ -275,10 +328,48 @@ def test_a_trainer_whose_run_another_one_took_over_stops_and_leaves_it_alone(
 def test_a_loss_that_is_no_number_ends_the_run_at_once_with_the_way_out(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingFailed, match=r"training diverged: the loss of epoch 1 is (nan|inf)") as caught:
+    with pytest.raises(TrainingFailed, match=r"training diverged: the loss is (nan|inf) from step \d+ on") as caught:
         fit(spark, table, tmp_path / "run", num_workers=1, model=f"{MODELS}:build_diverging")
     assert "learning rate" in str(caught.value.fix)
     assert attempts(tmp_path / "run") == [None]
+
+
+@pytest.mark.faults
+def test_a_row_that_makes_the_loss_no_number_is_traced_to_rank_step_and_row_group_and_good_checkpoints_stay(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    poisoned = tmp_path / "table"
+    shutil.copytree(table, poisoned)
+    rows = pq.read_table(poisoned / "part-4.parquet")
+    b = rows["b"].to_numpy().copy()
+    b[3 * 128 + 17] = -11
+    rows = rows.set_column(1, "b", pa.array(b))
+    pq.write_table(rows, poisoned / "part-4.parquet", row_group_size=128)
+    run = tmp_path / "run"
+    options = {"model": f"{MODELS}:build_with_logarithm", "checkpoint_every": 1, "epochs": 1}
+    with pytest.raises(TrainingFailed, match="training diverged: the loss is nan") as caught:
+        fit(spark, str(poisoned), run, **options)
+    assert caught.value.exit_code == 4
+    said = re.search(
+        r"worker (\d) on 127.0.0.1 at step (\d+): .* from step (\d+) on .* rows \((.*)\)", caught.value.message
+    )
+    assert said is not None, caught.value.message
+    rank, step, again, sources = int(said[1]), int(said[2]), int(said[3]), said[4]
+    plan = SamplePlan.from_json(json.loads((run / "run.json").read_text())["plan"])
+    snapshot = open_table(poisoned).snapshot()
+    file = [one.path for one in snapshot.files].index("part-4.parquet")
+    (group,) = np.flatnonzero((snapshot.row_groups.file == file) & (snapshot.row_groups.index == 3))
+    place = [
+        (r, s)
+        for s in range(plan.steps_per_epoch)
+        for r in (0, 1)
+        if 17 in batch_rows(plan, Cursor(0, s), r, 2).get(int(group), [])
+    ]
+    assert (rank, step) == place[0] and again == step
+    assert "part-4.parquet, row group 3" in sources
+    assert attempts(run) == [None]
+    steps = sorted(int(path.parent.name[5:13]) for path in run.glob("checkpoints/*/manifest.json"))
+    assert steps == [s for s in range(step - 2, step + 1) if s > 0]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +400,18 @@ def test_a_refused_run_leaves_the_one_that_it_would_have_replaced(
         fit(spark, table, folder, model=f"{MODELS}:build_uncompiled", num_workers=1, resume="never")
     assert contents(folder) == before
     assert fit(spark, table, folder, validation=open_table(table)) == undisturbed
+
+
+def test_a_run_that_another_trainer_is_at_work_on_is_left_alone(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with RunLock(RunFolder(str(run))):
+        with pytest.raises(InputError, match="one run has one trainer") as caught:
+            fit(spark, table, run)
+        assert caught.value.exit_code == 2
+        assert [path.name for path in run.iterdir()] == ["lock.json"]
+    assert not run.exists()
 
 
 def test_nulls_that_the_schema_refuses_are_found_before_anything_is_written(
