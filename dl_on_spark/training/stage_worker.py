@@ -161,13 +161,14 @@ class StageWorker:
         """The epoch's metrics of all rows, and what callbacks make of them; one task does it."""
         model, epoch, step = self._model, order["epoch"], order["step"]
         shared = self._shared(order)
+        callbacks, kept = self._callbacks(0, shared, epoch)
+        # After their begin of the epoch, whose effect on the model is in the replica's state already.
         self._restore(shared, self._store.get(step, FileDigest(**order["own"])), 0, same_world=True)
         logs = self._totals(state.of_prefix("metric", shared), state.of_prefix("stack", shared), order["logs"])
         if order["validation"] is not None:
             total = self._store.get(step, FileDigest(**order["validation"]))
             found = self._totals(state.of_prefix("sum", total), state.of_prefix("stack", total), order["val_logs"])
             logs.update({f"val_{name}": value for name, value in found.items()})
-        callbacks, kept = self._callbacks(0, shared, epoch)
         model.stop_training = False
         for callback in callbacks:
             callback.on_epoch_end(epoch, logs)
