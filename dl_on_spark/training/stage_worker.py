@@ -182,7 +182,7 @@ class StageWorker:
         velocity = {name: value for name, value in shared.items() if name.startswith("velocity/")}
         after = {**state.weights_of(model), **velocity, **state.with_prefix("callbacks", kept.state())}
         rate = model.optimizer._learning_rate
-        if callbacks and isinstance(rate, keras.Variable):
+        if isinstance(rate, keras.Variable):
             after["rate"] = np.array(rate)
         file = self._store.put(step, of_task(MODEL, order["task"]), after)
         return {"files": [asdict(file)], "logs": values, "stop": bool(model.stop_training)}

@@ -18,11 +18,11 @@ import psutil
 
 from tests.training.small_runs import fit
 
-SYNC = "stage_averaging:every=6,outer=nesterov(0.7,0.9)"
+SYNC = "stage_averaging:every=9,outer=nesterov(0.7,0.9)"
 OPTIONS: dict[str, Any] = {
     "model": "tests.training.models:build_with_dropout_and_batch_norm",
     "num_workers": 3,
-    "epochs": 4,
+    "epochs": 3,
     "sync": SYNC,
 }
 
@@ -44,7 +44,7 @@ def disturb(folder: str, driver: int, what: str, rank: int) -> list[Any]:
     class Disturb(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             place = (epoch, rank)
-            if what == "driver" and place == (2, 1):
+            if what == "driver" and place == (1, 1):
                 os.kill(driver, signal.SIGKILL)
                 time.sleep(60)
             if what != "tasks":
@@ -55,10 +55,10 @@ def disturb(folder: str, driver: int, what: str, rank: int) -> list[Any]:
                 os.kill(os.getppid(), signal.SIGKILL)
             if place == (2, 1) and first("executor"):
                 os.kill(java(), signal.SIGKILL)
-            if place == (3, 1) and not first("attempt-1") and first("attempt-2"):
+            if place == (2, 2) and not first("attempt-1") and first("attempt-2"):
                 return  # the copy that Spark started beside the first
-            until = time.monotonic() + 40
-            while place == (3, 1) and not Path(folder, "attempt-2").exists():
+            until = time.monotonic() + 100
+            while place == (2, 2) and not Path(folder, "attempt-2").exists():
                 if time.monotonic() > until:
                     raise RuntimeError("Spark started no second attempt")
                 time.sleep(0.05)

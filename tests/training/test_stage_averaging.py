@@ -117,7 +117,7 @@ def test_a_run_whose_driver_was_killed_goes_on_as_if_undisturbed(
     assert_same_weights(undisturbed, resumed, 0.0)
     assert_same_history(undisturbed, resumed)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [e["resume_from"] for e in events if e["event"] == "attempt"] == [None, "step-00000034-a001"]
+    assert [e["resume_from"] for e in events if e["event"] == "attempt"] == [None, "step-00000017-a001"]
 
 
 @pytest.mark.faults
