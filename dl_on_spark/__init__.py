@@ -16,6 +16,7 @@ __all__ = [
     "LocalSGD",
     "ParameterServer",
     "Schema",
+    "StageAveraging",
     "Trainer",
     "TrainingResult",
     "__version__",
@@ -30,6 +31,7 @@ _EXPORTS = {
     "LocalSGD": "dl_on_spark.sync",
     "ParameterServer": "dl_on_spark.sync",
     "Schema": "dl_on_spark.lake",
+    "StageAveraging": "dl_on_spark.sync",
     "Trainer": "dl_on_spark.training",
     "TrainingResult": "dl_on_spark.training",
     "open_table": "dl_on_spark.input_pipeline",
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from dl_on_spark.concurrency import plan
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
-    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer
+    from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer, StageAveraging
     from dl_on_spark.training import Trainer, TrainingResult
 
 

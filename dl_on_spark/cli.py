@@ -223,6 +223,42 @@ def bench_network(
         job.show(found, Console())
 
 
+@bench.command("strategies")
+def bench_strategies(
+    config: Config,
+    date: Date,
+    overrides: Overrides = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "2",
+    sync: Annotated[
+        list[str] | None, typer.Option("--sync", help="A strategy; default: one of each kind. May be repeated.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for strategies.json, metric.png and speed.png.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with each strategy on the same rows, and compare metric, speed and bytes with plain Keras."""
+    from dl_on_spark.jobs import bench_strategies as job
+    from dl_on_spark.jobs.session import spark_session
+    from dl_on_spark.sync import parse_sync
+
+    _prepare_logging(quiet or as_json)
+    loaded, day, counts = load_config(config, overrides or ()), _day(date, "--date"), _numbers(workers, "--workers")
+    chosen = sync or job.STRATEGIES
+    for text in chosen:
+        parse_sync(text)
+    try:
+        with spark_session(loaded, "bench strategies") as spark:
+            found = job.run(
+                spark, loaded, day, workers=counts, strategies=chosen, output=output, quiet=quiet or as_json
+            )
+    except KeyboardInterrupt as error:
+        raise _cancelled() from error
+    if as_json:
+        _show("strategies", found, True)
+    else:
+        job.show(found, Console())
+
+
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and report go.")] = Path(

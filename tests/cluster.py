@@ -39,7 +39,8 @@ class StandaloneCluster:
     """One master and some workers, each a JVM of its own; use it in ``with``.
 
     ``gpus`` declares GPU addresses per worker, e.g. ``[["0", "1"], ["GPU-7f"]]``: Spark schedules
-    them like real ones. ``folder`` takes logs and the executors' work folders.
+    them like real ones. ``hosts``: the workers' loopback addresses, where they should look like different hosts.
+    ``folder`` takes logs and the executors' work folders.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class StandaloneCluster:
         cores: int = 1,
         memory: str = "2g",
         gpus: Sequence[Sequence[str]] = (),
+        hosts: Sequence[str] = (),
         deadline_s: float = 60.0,
     ) -> None:
         self.folder = folder
@@ -57,6 +59,7 @@ class StandaloneCluster:
         self.cores = cores
         self.memory = memory
         self.gpus = [list(addresses) for addresses in gpus]
+        self.hosts = list(hosts) or ["127.0.0.1"] * workers
         self.deadline_s = deadline_s
         self.master_url = ""
         self.web_url = ""
@@ -83,7 +86,7 @@ class StandaloneCluster:
         self.master_url = self._await_log(master, r"Starting Spark master at (spark://\S+)", deadline)
         self.web_url = self._await_log(master, r"MasterWebUI.*started at (http://[^\s/]+)", deadline)
         for index in range(self.workers):
-            options = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", str(self.cores)]
+            options = ["--host", self.hosts[index], "--webui-port", "0", "--cores", str(self.cores)]
             options += ["--memory", self.memory, "--work-dir", str(self.folder / f"work-{index}")]
             if index < len(self.gpus):
                 options += ["--properties-file", str(self._declare_gpus(index))]

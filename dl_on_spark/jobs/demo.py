@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,9 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dl_on_spark.config import PipelineConfig, load_config
-from dl_on_spark.errors import ConfigError, TrainingFailed
+from dl_on_spark.config import load_config
+from dl_on_spark.errors import ConfigError
 from dl_on_spark.jobs import etl, evaluate, publish, report, score, train
+from dl_on_spark.jobs.alone import train_alone
 from dl_on_spark.jobs.days import DaySplit, run_folder
 from dl_on_spark.jobs.session import spark_session
 
@@ -56,7 +54,7 @@ def run(directory: Path, overrides: Sequence[str], *, quiet: bool = False) -> di
             with steps("train", f"{config.training.num_workers} workers, {config.training.sync}"):
                 trained.append(train.run(spark, config, _DAY, resume="never", quiet=quiet))
         with steps("train", "one process of plain Keras, for comparison"):
-            alone = _train_alone(runs[0], directory)
+            alone = train_alone(base, run_folder(runs[0], _DAY), run_folder(base, _DAY, _SINGLE_PROCESS))
         with steps("evaluate", f"held-out days {days.holdout_first} to {days.holdout_last}"):
             metrics = [evaluate.run(spark, config, _DAY, quiet=quiet) for config in runs]
             metrics.append(evaluate.run(spark, base, _DAY, run_name=_SINGLE_PROCESS, quiet=quiet))
@@ -99,36 +97,6 @@ def _examples_folder() -> Path:
                 sys.path.insert(0, str(root))
             return root / "examples"
     raise ConfigError("the demo's folder examples/ is not here.", fix="Run it in a checkout of dl_on_spark: make demo.")
-
-
-def _train_alone(config: PipelineConfig, directory: Path) -> dict[str, Any]:
-    """Plain Keras in a process of its own: the driver stays free of TensorFlow."""
-    job = {
-        "run": run_folder(config, _DAY),
-        "output": run_folder(config, _DAY, _SINGLE_PROCESS),
-        "model": config.training.model,
-        "global_batch_size": config.training.global_batch_size,
-        "epochs": config.training.epochs,
-        "seed": config.training.seed,
-    }
-    environment = {
-        **os.environ,
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "dl_on_spark.jobs.single_process"],
-        input=json.dumps(job),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise TrainingFailed(f"the single Keras process failed:\n{done.stderr[-4000:]}", fix="Its traceback is above.")
-    result: dict[str, Any] = json.loads(Path(str(job["output"]), "single_process.json").read_text(encoding="utf-8"))
-    return result
 
 
 class _Steps:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.launch import Finding, examine
+from dl_on_spark.sync import StageAveraging, parse_sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,7 @@ def run(spark: SparkSession, config: PipelineConfig | None, workers: int | None 
         readable=readable,
         writable=writable,
         peers=True,
+        barrier=training is None or not isinstance(parse_sync(training.sync), StageAveraging),
     )
     order = list(_MARKS)[::-1]
     return sorted(findings, key=lambda finding: order.index(finding.level))

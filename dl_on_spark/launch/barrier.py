@@ -1,4 +1,4 @@
-"""The barrier stage: one task per worker, started all at once or not at all.
+"""The barrier stage: one task per worker, started all at once or not at all. Without the barrier: tasks as slots come.
 
 ``spark.range(0, n, 1, n).mapInArrow(task, schema, barrier=True, profile=...)`` is the one path that
 classic Spark and Spark Connect share. The job runs in a thread of its own, under a tag by which it
@@ -40,6 +40,9 @@ _JAVA_CLASS = re.compile(r"^:?\s*([\w$]+\.)+[\w$]*(Exception|Error): ")
 class BarrierJob:
     """Runs `work()` once in each of `num_tasks` barrier tasks; each returns a dict of plain values.
 
+    ``barrier=False``: in ordinary tasks, which Spark may run one after the other, again, or twice; of each
+    partition it takes one result.
+
     ``start`` returns at once. ``outcomes`` and ``error`` are set when ``join`` returns True; `on_end`
     is called in the job's thread at that moment.
     """
@@ -52,6 +55,7 @@ class BarrierJob:
         *,
         profile: ResourceProfile | None = None,
         name: str = "dl_on_spark workers",
+        barrier: bool = True,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
@@ -59,6 +63,7 @@ class BarrierJob:
         self._num_tasks = num_tasks
         self._profile = profile
         self._name = name
+        self._barrier = barrier
         self._on_end = on_end
         self.tag = f"dl_on_spark-{uuid.uuid4().hex}"
         self.outcomes: list[dict[str, Any]] | None = None
@@ -116,7 +121,7 @@ class BarrierJob:
                 self._spark.addTag(self.tag)
             frame = self._spark.range(0, self._num_tasks, 1, self._num_tasks)
             options: dict[str, Any] = {} if self._profile is None else {"profile": self._profile}
-            rows = frame.mapInArrow(_as_arrow_task(self._work), _SCHEMA, barrier=True, **options).collect()
+            rows = frame.mapInArrow(_as_arrow_task(self._work), _SCHEMA, barrier=self._barrier, **options).collect()
             self.outcomes = [json.loads(row.outcome) for row in sorted(rows, key=lambda row: row.rank)]
         except BaseException as error:  # handed to the thread that waits
             self.error = error
@@ -131,11 +136,13 @@ def _as_arrow_task(
         import json
 
         import pyarrow as pa
-        from pyspark import BarrierTaskContext
+        from pyspark import TaskContext
 
         for _ in batches:
             pass
-        rank = BarrierTaskContext.get().partitionId()
+        context = TaskContext.get()
+        assert context is not None
+        rank = context.partitionId()
         schema = pa.schema([("rank", pa.int32()), ("outcome", pa.string())])
         yield pa.RecordBatch.from_pylist([{"rank": rank, "outcome": json.dumps(work())}], schema)
 

@@ -21,9 +21,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dl_on_spark.errors import ConfigError
+from dl_on_spark.launch.child_process import SCRATCH_PREFIX
 from dl_on_spark.launch.failure import Cause, Failure, of_exception
 from dl_on_spark.launch.frames import FrameError, derive, read_frame, read_pipe, write_pipe
 from dl_on_spark.launch.request import WorkerContext
@@ -39,12 +41,12 @@ EXIT_ORPHANED = 144
 
 def main(report: int) -> int:
     """Run one worker; the process's exit code."""
-    orders = _private_stdin()
+    orders = private_stdin()
     job = read_frame(read_pipe(orders), 1 << 30)
     if job is None:
         return EXIT_ORPHANED
-    _start_group_watch(orders, report, str(job["scratch"]))
-    _die_with_parent(int(job["parent_pid"]))
+    start_group_watch(orders, report)
+    die_with_parent(int(job["parent_pid"]))
     faulthandler.enable()
     os.set_inheritable(report, False)
     peers_box: queue.Queue[list[str]] = queue.Queue()
@@ -67,7 +69,7 @@ def main(report: int) -> int:
                 on_hang=lambda stack: _end(report, _hung(rank, host, float(job["deadline_s"]), stack), 1),
             )
             # Imports TensorFlow, most likely: meanwhile the tasks exchange addresses.
-            entry = _resolve(str(job["entry"]))
+            entry = resolve(str(job["entry"]))
             peers = peers_box.get(timeout=_PEERS_DEADLINE_S)
             context = WorkerContext(
                 rank=rank,
@@ -96,7 +98,7 @@ def main(report: int) -> int:
     return 0 if outcome["ok"] else 1
 
 
-def _private_stdin() -> int:
+def private_stdin() -> int:
     """Move standard input out of the reach of user code, which may read ``sys.stdin``."""
     orders = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -105,7 +107,7 @@ def _private_stdin() -> int:
     return orders
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill us with the task; Linux only, elsewhere the pipe's end does it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -113,8 +115,8 @@ def _die_with_parent(parent: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _start_group_watch(orders: int, report: int, scratch: str) -> None:
-    """Leave a small process behind that kills the whole group when the task is gone, and removes its temporary files.
+def start_group_watch(orders: int, report: int) -> None:
+    """Leave a small process behind that kills the whole group, and removes its scratch, when the task is gone.
 
     The kernel's signal to us comes too fast for us to end what the user's code started. Forked
     while we have one thread and no TensorFlow; the task kills it with the group at a normal end.
@@ -128,7 +130,9 @@ def _start_group_watch(orders: int, report: int, scratch: str) -> None:
     hang_up = select.poll()
     hang_up.register(orders, 0)  # no reading: what the pipe carries is the trainer's
     hang_up.poll()
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = os.environ.get("TMPDIR", "")
+    if Path(scratch).name.startswith(SCRATCH_PREFIX):  # nobody else is left to remove it
+        shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
     os._exit(EXIT_ORPHANED)
 
@@ -146,12 +150,13 @@ def _listen(bind_host: str) -> socket.socket:
     return socket.create_server((bind_host, 0), family=family, backlog=_BACKLOG)
 
 
-def _resolve(entry: str) -> Callable[[WorkerContext, bytes], dict[str, Any]]:
+def resolve(entry: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
     module, _, name = entry.partition(":")
-    function = getattr(importlib.import_module(module), name, None)
+    function: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
     if not callable(function):
         raise ConfigError(f"module {module} has no function {name!r}.", fix="Check the entry's spelling.")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _end(report: int, failure: Failure, code: int) -> None:

@@ -36,28 +36,31 @@ def make_probe(
     """
     versions_here, driver_failure = _versions_check(PACKAGES), _driver_check(driver_address)
     read_failure, write_failure = _read_check(), _write_check(token)
-    machine, peer_failures = machine_facts(), peer_check() if peers else None
+    machine, peers_of = machine_facts(), peer_check() if peers else (lambda _context, _host: {})
 
     def probe() -> dict[str, Any]:
         import socket
         import sys
 
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
-        context = BarrierTaskContext.get()
+        context = TaskContext.get()
+        assert context is not None
         rank = context.partitionId()
         versions = versions_here()
         # Without these two the folders cannot be tried, and the run is refused anyway.
         complete = versions["dl_on_spark"] is not None and versions["pyarrow"] is not None
         gpus = context.resources().get("gpu")
-        address = context.getTaskInfos()[rank].address
+        # Outside a barrier stage tasks do not know each other.
+        barrier = isinstance(context, BarrierTaskContext)
+        address = context.getTaskInfos()[rank].address if barrier else socket.gethostname()
         name, _, port = address.rpartition(":")
         return {
             "rank": rank,
             "host": socket.gethostname(),
             "executor": address,
             "machine": machine(),
-            "peers": {} if peer_failures is None else peer_failures(context, name if port.isdigit() else address),
+            "peers": peers_of(context, name if port.isdigit() else address) if barrier else {},
             "interpreter": sys.executable,
             "versions": versions,
             "cpus": context.cpus(),

@@ -60,7 +60,7 @@ def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Me
     inbox: SimpleQueue[Message] = SimpleQueue()
     secret = secrets.token_bytes(32)
     bind_host, host = driver_hosts(spark)
-    with _terminate_as_interrupt(), ChannelServer(secret, inbox, bind_host=bind_host, host=host) as server:
+    with terminate_as_interrupt(), ChannelServer(secret, inbox, bind_host=bind_host, host=host) as server:
         local = is_local(spark)
         spec = TaskSpec(
             request=request,
@@ -349,7 +349,7 @@ def _end(request: LaunchRequest, server: ChannelServer, job: BarrierJob) -> None
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """While the workers run, SIGTERM ends this program the way Ctrl-C does, where nobody handles it."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:

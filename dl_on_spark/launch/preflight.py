@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 30.0
 _SLOTS_WAIT_S = 15.0
 _CANCEL_S = 2.0
+# Tasks that look around where the workers need not run at once.
+_PROBES = 8
 # Another version of these on an executor gives other numbers or unreadable models; of the rest, a warning.
 _MUST_MATCH = ("python", "tensorflow", "keras", "dl_on_spark")
 
@@ -52,11 +54,13 @@ def preflight(
     cpus_per_worker: int | None = None,
     readable: Sequence[str] = (),
     writable: Sequence[str] = (),
+    barrier: bool = True,
 ) -> list[Finding]:
     """Whether `num_workers` workers can run now; every finding, good ones included.
 
     `readable` and `writable` are URIs tried from every executor that the probe reaches. Nothing is
-    left in them. Raises :class:`PreflightError` naming all blocking findings, within 30 s.
+    left in them. ``barrier=False``: the workers are ordinary tasks, for which any slot and any setting will do.
+    Raises :class:`PreflightError` naming all blocking findings, within 30 s.
     """
     findings = examine(
         spark,
@@ -65,6 +69,7 @@ def preflight(
         cpus_per_worker=cpus_per_worker,
         readable=readable,
         writable=writable,
+        barrier=barrier,
     )
     blocking = _blocking(findings)
     if blocking:  # one error for all; the fixes come last
@@ -83,21 +88,29 @@ def examine(
     readable: Sequence[str] = (),
     writable: Sequence[str] = (),
     peers: bool = False,
+    barrier: bool = True,
 ) -> list[Finding]:
     """The findings of `preflight`, bad ones too. What cannot be looked at because of an error before it is left out.
 
     ``peers``: try every way between executors as well, which takes a second more.
     """
     started = time.monotonic()
-    findings = check_settings(lambda key, default: setting(spark, key, default), num_workers)
-    if _blocking(findings):
-        return findings
+    findings: list[Finding] = []
+    if barrier:
+        findings = check_settings(lambda key, default: setting(spark, key, default), num_workers)
+        if _blocking(findings):
+            return findings
     profile = worker_profile(spark, gpus_per_worker, cpus_per_worker)
-    findings += _check_slots(spark, num_workers, profile, gpus_per_worker, cpus_per_worker)
-    if _blocking(findings):
-        return findings
+    if barrier:
+        findings += _check_slots(spark, num_workers, profile, gpus_per_worker, cpus_per_worker)
+        if _blocking(findings):
+            return findings
+    else:
+        num_workers = min(num_workers, _PROBES)
     left = DEADLINE_S - _CANCEL_S - (time.monotonic() - started)
-    return findings + _check_executors(spark, num_workers, profile, readable, writable, max(5.0, left), peers=peers)
+    return findings + _check_executors(
+        spark, num_workers, profile, readable, writable, max(5.0, left), peers=peers, barrier=barrier
+    )
 
 
 def check_settings(setting_of: Callable[[str, str], str], num_workers: int) -> list[Finding]:
@@ -210,6 +223,7 @@ def _check_executors(
     wait_s: float,
     *,
     peers: bool,
+    barrier: bool,
 ) -> list[Finding]:
     bind_host, host = driver_hosts(spark)
     token = f".dl_on_spark_preflight_{secrets.token_hex(8)}"
@@ -225,6 +239,7 @@ def _check_executors(
             num_workers,
             profile=profile,
             name="dl_on_spark: preflight",
+            barrier=barrier,
         )
         asked = time.time()
         job.start()
@@ -232,7 +247,10 @@ def _check_executors(
             running = job.active_tasks()
             job.cancel()
             job.join(_CANCEL_S)
-            return [_explain_slow_probe(num_workers, running or 0, wait_s)]
+            slow = _explain_slow_probe(num_workers, running or 0, wait_s)
+            if not (barrier or running):  # executors may come when there is work
+                slow = Finding("warning", f"no slot came free in {wait_s:.0f} s: the run waits for one.", slow.where)
+            return [slow]
     if job.outcomes is None:
         return [_explain_probe_failure(spark, job.error)]
     answered, local = time.time(), is_local(spark)

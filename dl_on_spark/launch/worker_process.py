@@ -1,46 +1,22 @@
-"""What a barrier task does: start the trainer in a process of its own, introduce it, watch it.
-
-Runs in Spark's Python worker, which is reused by later jobs: its environment and working state stay
-as they are. The child gets a clean copy, the devices and cores of its task, and dies with us.
-"""
+"""What a barrier task does: start the trainer in a process of its own, introduce it, watch it."""
 
 from __future__ import annotations
 
 import base64
-import collections
-import contextlib
 import json
 import os
-import re
-import select
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import sysconfig
-import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from dl_on_spark.launch.failure import Cause, Failure, of_exception, of_exit
-from dl_on_spark.launch.frames import FrameError, read_frame, read_pipe, write_pipe
-from dl_on_spark.launch.gpus import share_of_rank, visible_devices
+from dl_on_spark.launch.child_process import ChildProcess, child_environment
+from dl_on_spark.launch.failure import Cause, Failure, of_exception
+from dl_on_spark.launch.gpus import share_of_rank
 from dl_on_spark.launch.request import LaunchRequest
 from dl_on_spark.launch.worker_channel import report_once
 
 _ADDRESS_DEADLINE_S = 60.0
-_REAP_S = 10.0
-# What TensorFlow says on every start, before its own log level applies; the last on machines without a GPU.
-_START_UP_NOISE = re.compile(
-    r"I0000 00:00:|WARNING: All log messages before absl::InitializeLog|E0000 00:00:.*failed call to cuInit"
-)
-_TAIL_LINES = 40
-# What Spark gives its Python workers to talk to their JVM is none of the trainer's business.
-_SPARK_PRIVATE = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_REUSE_WORKER", "_PYSPARK_DRIVER_")
 
 
 @dataclass(frozen=True)
@@ -105,33 +81,13 @@ class _Worker:
     def __init__(self, spec: TaskSpec, rank: int, host: str, cpus: int, gpus: list[str]) -> None:
         self.rank = rank
         self.host = host
-        self._step: int | None = None
-        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        # TensorFlow removes its temporary files at a regular exit only, which a worker never has.
-        self._scratch = tempfile.mkdtemp(prefix="dl_on_spark-", dir=_scratch_root())
-        self._report, report = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dl_on_spark.launch.child", str(report)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(report,),
-                env={**child_environment(spec, cpus, gpus), "TMPDIR": self._scratch},
-                # A group of its own: Ctrl-C in a terminal reaches the driver, not the trainers, and
-                # whatever the trainer starts can be ended with it.
-                process_group=0,
-            )
-        finally:
-            os.close(report)
-        self._reader = threading.Thread(target=self._forward, name="worker-output", daemon=True)
-        self._reader.start()
+        environment = child_environment(cpus, gpus, spec.driver_path, spec.request.env)
+        self._child = ChildProcess("dl_on_spark.launch.child", environment)
         job = {
             "rank": rank,
             "host": host,
             "bind_host": _bindable(host, spec.local),
             "parent_pid": os.getpid(),
-            "scratch": self._scratch,
             "secret": spec.secret.hex(),
             "driver_address": spec.driver_address,
             "entry": spec.request.entry,
@@ -142,8 +98,8 @@ class _Worker:
             "gpus": gpus,
         }
         try:
-            self._order(job)
-            first = self._next_report(time.monotonic() + _ADDRESS_DEADLINE_S)
+            self._child.order(job)
+            first = self._child.next_report(time.monotonic() + _ADDRESS_DEADLINE_S)
             if first is None or first.get("kind") != "address":
                 raise _Died(self._death())
         except BaseException:
@@ -157,8 +113,8 @@ class _Worker:
         Without a deadline of its own: the driver judges progress, and the child judges itself when
         no driver listens.
         """
-        self._order({"peers": peers})
-        outcome = self._next_report(None)
+        self._child.order({"peers": peers})
+        outcome = self._child.next_report(None)
         if outcome is None or outcome.get("kind") != "outcome":
             return {"ok": False, "failure": self._death().to_dict()}
         outcome.pop("kind")
@@ -166,88 +122,10 @@ class _Worker:
 
     def end(self) -> None:
         """Kill what is left of the child and of what it started, and reap it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)  # after its outcome it has only to exit
-        with contextlib.suppress(OSError):  # nothing of the group is left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_REAP_S)
-        self._reader.join(_REAP_S)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        if self._report >= 0:
-            os.close(self._report)
-            self._report = -1
-
-    def _order(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: its report says so
-            write_pipe(self._process.stdin.fileno(), message)
-
-    def _next_report(self, deadline: float | None) -> dict[str, Any] | None:
-        """The child's next frame; None when it ended, or at `deadline`."""
-        while True:
-            if select.select([self._report], [], [], 0.2)[0]:
-                try:
-                    return read_frame(read_pipe(self._report), 1 << 30)
-                except FrameError:
-                    return None  # killed while it wrote
-            if self._process.poll() is not None and not select.select([self._report], [], [], 0)[0]:
-                return None
-            if deadline is not None and time.monotonic() > deadline:
-                return None
+        self._child.end()
 
     def _death(self) -> Failure:
-        try:
-            code = self._process.wait(_REAP_S)
-        except subprocess.TimeoutExpired:
-            return Failure(self.rank, self.host, Cause.HUNG, f"the process did not start in {_ADDRESS_DEADLINE_S:g} s")
-        self._reader.join(1.0)
-        return of_exit(code, "".join(self._tail), rank=self.rank, host=self.host, step=None)
-
-    def _forward(self) -> None:
-        """Copy the child's output to the executor's log and keep its last lines."""
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):
-            while line := self._process.stdout.readline(8192):
-                text = line.decode(errors="replace")
-                if _START_UP_NOISE.match(text):
-                    continue
-                self._tail.append(text)
-                sys.stderr.write(text)
-                sys.stderr.flush()
-
-
-def _scratch_root() -> str | None:
-    """A folder that Spark removes when the executor is gone, even if this task is killed; None without one."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return folder if folder and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
-
-
-def child_environment(spec: TaskSpec, cpus: int, gpus: list[str]) -> dict[str, str]:
-    """A copy of the task's environment with the worker's devices, threads and module path."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_SPARK_PRIVATE)}
-    environment["PYTHONPATH"] = os.pathsep.join(_module_path(spec))
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        environment[variable] = str(cpus)
-    environment.update(visible_devices(gpus))
-    environment.update(spec.request.env)
-    return environment
-
-
-def _module_path(spec: TaskSpec) -> list[str]:
-    """Where the task finds modules (archives of --py-files too), less what any interpreter has.
-
-    On a local master also where the driver's program finds its own, for a model beside it.
-    """
-    builtin = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
-    builtin.add(os.path.join(os.path.realpath(sysconfig.get_paths()["stdlib"]), "lib-dynload"))  # noqa: PTH118
-    paths = dict.fromkeys(path for path in (*sys.path, *spec.driver_path) if path)
-    return [path for path in paths if os.path.realpath(path) not in builtin]
+        return self._child.death(self.rank, self.host, f"the process did not start in {_ADDRESS_DEADLINE_S:g} s")
 
 
 def _cpus(context: Any, request: LaunchRequest) -> int:

@@ -10,6 +10,7 @@ from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
 from dl_on_spark.sync.parameter_server import ParameterServer
 from dl_on_spark.sync.registry import STRATEGIES, parse_sync
 from dl_on_spark.sync.schedule import Quadratic, Stepped
+from dl_on_spark.sync.stage_averaging import StageAveraging
 
 __all__ = [
     "STRATEGIES",
@@ -21,6 +22,7 @@ __all__ = [
     "Nesterov",
     "ParameterServer",
     "Quadratic",
+    "StageAveraging",
     "StepRows",
     "Stepped",
     "SyncSession",

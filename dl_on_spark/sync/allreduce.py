@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dl_on_spark.collectives.codecs import Codec, Compressor, parse_codec
-from dl_on_spark.errors import ConfigError, ModelError
+from dl_on_spark.errors import ConfigError
 from dl_on_spark.sync.accumulation import Accumulation
-from dl_on_spark.sync.base import AgreedStatistics, Arrays, StepRows, SyncSession, SyncStrategy
+from dl_on_spark.sync.base import Arrays, StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.compression import BucketCompressors
+from dl_on_spark.sync.gradient_session import GradientSession, dense
 from dl_on_spark.sync.layerwise import check_whole_layers
 from dl_on_spark.sync.noise_scale import NoiseMeter
 
@@ -75,25 +76,19 @@ class Allreduce(SyncStrategy):
         return AllreduceSession(self, model, comm, rows)
 
 
-class AllreduceSession(SyncSession):
-    """Stands between Keras's gradients and the optimizer's `apply`."""
-
-    replicas_identical = True
+class AllreduceSession(GradientSession):
+    """Reduces gradients on their way to the optimizer."""
 
     def __init__(self, config: Allreduce, model: keras.Model, comm: Communicator, rows: StepRows) -> None:
+        super().__init__("allreduce", model, comm, rows)
         self._bucket_bytes = int(config.bucket_mb * 2**20)
-        self._model, self._comm, self._rows = model, comm, rows
-        self._statistics = AgreedStatistics(model, comm, rows)
-        self._step = 0
-        self._applied = self._reductions = 0  # of the step that is being traced
+        self._reductions = 0  # of the step that is being traced
         self._share = 1.0
         self._exchanged: list[int] | None = []  # steps of the plan in the gradient to be exchanged; None: not known
-        self._optimizer: Any = model.optimizer
         self._compressors: BucketCompressors | None = None
-        self.in_graph = comm.world_size > 1
         if isinstance(config.compress, Codec):
-            config.compress.check_optimizer(self._optimizer)
-            check_whole_layers(self._optimizer, config.compress)
+            config.compress.check_optimizer(self.optimizer)
+            check_whole_layers(self.optimizer, config.compress)
             self.in_graph = self.in_graph or config.compress.acts_alone
         if isinstance(config.compress, Codec) and self.in_graph:
             self._compressors = BucketCompressors(config.compress, comm, rows.plan.seed or 0)
@@ -101,44 +96,26 @@ class AllreduceSession(SyncSession):
         self._accumulation = Accumulation.of(model, comm) if self.in_graph else None
         if self._accumulation is not None:
             self._accumulation.reduce_before_update(self._reduce)
-        own_apply = self._optimizer.apply
 
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            ready = _dense(grads)
-            if self.in_graph:
-                ready = self._reduce(ready) if self._accumulation is None else self._weighted(ready)
-            self._applied += 1
-            return own_apply(ready, trainable_variables)
-
-        # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
-        object.__setattr__(self._optimizer, "apply", apply)
+    def apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> Any:
+        ready = dense(grads)
+        if self.in_graph:
+            ready = self._reduce(ready) if self._accumulation is None else self._weighted(ready)
+        return self.own_apply(ready, trainable_variables)
 
     def begin_step(self) -> None:
-        self._applied = self._reductions = 0
-
-    def end_step(self) -> None:
-        if self.in_graph and self._model.trainable_weights and not self._applied:
-            self.failure = ModelError(
-                "allreduce: this model's train_step trains past model.optimizer, so workers would drift apart.",
-                fix="Apply the gradients with model.optimizer.apply, or use LocalSGD.",
-            )
-            raise self.failure
-
-    def steps_until_exchange(self, step: int) -> int | None:
-        return None
-
-    def after_steps(self, step: int) -> None:
-        return
+        super().begin_step()
+        self._reductions = 0
 
     def before_steps(self, step: int) -> None:
-        if self._noise is not None and step % self._rows.plan.steps_per_epoch == 0:
+        if self._noise is not None and step % self.rows.plan.steps_per_epoch == 0:
             self._noise.begin_epoch()
         if self._accumulation is not None and self._accumulation.share_out():
             self._exchanged = None
 
     def finish_epoch(self, step: int) -> None:
         """Batch-norm statistics become the mean over all rows since they last agreed."""
-        self._statistics.agree(step)
+        self.statistics.agree(step)
         if self._accumulation is not None:
             self._accumulation.gather()
         if self._noise is not None:
@@ -147,10 +124,6 @@ class AllreduceSession(SyncSession):
     def metrics(self) -> dict[str, float]:
         """``noise_scale`` where it was asked for."""
         return {} if self._noise is None else self._noise.metrics()
-
-    def set_step(self, step: int) -> None:
-        self._step = step
-        self._statistics.set_step(step)
 
     def state(self) -> Arrays:
         if self._noise is not None:
@@ -166,8 +139,7 @@ class AllreduceSession(SyncSession):
     def close(self) -> None:
         if self._accumulation is not None:
             self._accumulation.close()
-        if "apply" in vars(self._optimizer):
-            object.__delattr__(self._optimizer, "apply")
+        super().close()
 
     def _reduce(self, grads: list[Any]) -> list[Any]:
         """Gradients of the global batch for those of this rank; None stays None."""
@@ -196,7 +168,7 @@ class AllreduceSession(SyncSession):
         """This rank's gradients times its share of the batch: the optimizer adds them up, `_reduce` gets their sum."""
         import tensorflow as tf
 
-        finite, scaled, first = tf.constant(True), hasattr(self._optimizer, "dynamic_scale"), self._applied == 0
+        finite, scaled, first = tf.constant(True), hasattr(self.optimizer, "dynamic_scale"), self.applied == 0
         if scaled:
             each = [tf.reduce_all(tf.math.is_finite(grad)) for grad in grads if grad is not None]
             finite = tf.reduce_all(each)
@@ -215,10 +187,10 @@ class AllreduceSession(SyncSession):
             steps = self._exchanged if done % self._accumulation.steps else []
             if first:
                 self._begin_batch()
-            if scaled and self._comm.allreduce(np.array([not finite], np.float32))[0]:
+            if scaled and self.comm.allreduce(np.array([not finite], np.float32))[0]:
                 self._exchanged = steps
                 return np.float32(np.inf)
-            self._exchanged = None if steps is None else [*steps, self._step - 1]
+            self._exchanged = None if steps is None else [*steps, self.step - 1]
             return np.float32(self._share)
         except BaseException as error:
             self.failure = error
@@ -232,7 +204,7 @@ class AllreduceSession(SyncSession):
             compressor = self._compressors.at(self._reductions, number, shapes, np.dtype(wide.as_numpy_dtype))
         if self._accumulation is None and (self._compressors is not None or self._noise is not None):
             # Residuals and an epoch's sums outlive the loss scale, which is a power of two as a rule.
-            scale = getattr(self._optimizer, "dynamic_scale", None)
+            scale = getattr(self.optimizer, "dynamic_scale", None)
         # A train_step may apply more than once; all of that is one step of the plan.
         first = number == self._reductions == 0
         return (lambda flat: self._exchange(flat, first, compressor)), scale
@@ -255,12 +227,12 @@ class AllreduceSession(SyncSession):
         try:
             if first and self._accumulation is None:
                 self._begin_batch()
-                self._exchanged = [self._step - 1]
+                self._exchanged = [self.step - 1]
             total: Flat = np.multiply(flat, flat.dtype.type(1 if self._accumulation else self._share))
             if compressor is not None:
-                return compressor.reduce(total, self._comm)
+                return compressor.reduce(total, self.comm)
             own_square = 0.0 if self._noise is None else float(np.dot(total, total))
-            self._comm.allreduce(total)
+            self.comm.allreduce(total)
             if self._noise is not None and self._exchanged:
                 self._noise.add(own_square, float(np.dot(total, total)), self._exchanged)
             return total
@@ -270,11 +242,5 @@ class AllreduceSession(SyncSession):
 
     def _begin_batch(self) -> None:
         """The next step of the plan: its rows give the share of this rank."""
-        self._share = self._rows.share(self._step, self._step + 1)
-        self._step += 1
-
-
-def _dense(grads: Sequence[Any]) -> list[Any]:
-    import tensorflow as tf
-
-    return [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
+        self._share = self.rows.share(self.step, self.step + 1)
+        self.step += 1

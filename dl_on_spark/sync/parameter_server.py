@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dl_on_spark.errors import ConfigError, ModelError
-from dl_on_spark.sync.base import AgreedStatistics, Arrays, FlatVariables, StepRows, SyncSession, SyncStrategy
+from dl_on_spark.sync.base import Arrays, FlatVariables, StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.clocks import Clocks
+from dl_on_spark.sync.gradient_session import GradientSession, dense
 from dl_on_spark.sync.server import PREFIX, ShardServer
 from dl_on_spark.sync.shard import Shard, check_optimizer
 from dl_on_spark.sync.staleness import StalenessCounts
@@ -76,27 +77,17 @@ class ParameterServer(SyncStrategy):
         return AsynchronousSession(self, model, comm, rows)
 
 
-class ParameterServerSession(SyncSession):
+class ParameterServerSession(GradientSession):
     """Stands in place of the optimizer's `apply`. In a round, from the first step to `finish_epoch`, the
     optimizer's state is in the shards; between rounds model and optimizer hold everything, on all ranks."""
 
-    replicas_identical = True
-
     def __init__(self, model: keras.Model, comm: Communicator, rows: StepRows, updates_per_step: int) -> None:
-        self._model, self._comm, self._rows = model, comm, rows
-        self._statistics = AgreedStatistics(model, comm, rows)
-        self._optimizer: Any = model.optimizer
+        super().__init__("parameter_server", model, comm, rows)
         self._variables = FlatVariables(list(model.trainable_weights))
         self._counts = StalenessCounts(comm)
-        self._step = 0
-        self._applied = 0  # by the step that is being traced
         self._in_round = False
-        self.in_graph = comm.world_size > 1
         if self.in_graph:
             self._shard = Shard(model, comm, updates_per_step)
-        self._own_apply = self._optimizer.apply
-        # On the instance and past Keras's attribute tracking: saving and configuration stay as they are.
-        object.__setattr__(self._optimizer, "apply", self._apply)
 
     @abstractmethod
     def exchange(self, gradient: Any, rate: Any, *, first: bool) -> Any:
@@ -113,28 +104,11 @@ class ParameterServerSession(SyncSession):
     def finish_round(self) -> None:
         """Return when all gradients of all ranks are applied."""
 
-    def begin_step(self) -> None:
-        self._applied = 0
-
-    def end_step(self) -> None:
-        if self.in_graph and self._model.trainable_weights and not self._applied:
-            self.failure = ModelError(
-                "parameter_server: this model's train_step trains past model.optimizer, so workers would drift apart.",
-                fix="Apply the gradients with model.optimizer.apply, or use LocalSGD.",
-            )
-            raise self.failure
-
-    def steps_until_exchange(self, step: int) -> int | None:
-        return None
-
     def before_steps(self, step: int) -> None:
         if not self._in_round:
             self._in_round = True
             if self.in_graph:
                 self.begin_round(self._shard.cut())
-
-    def after_steps(self, step: int) -> None:
-        return
 
     def finish_epoch(self, step: int) -> None:
         if not self._in_round:
@@ -143,12 +117,11 @@ class ParameterServerSession(SyncSession):
         if self.in_graph:
             self.finish_round()
             self._shard.join()
-        self._statistics.agree(step)
+        self.statistics.agree(step)
         self._counts.agree(step)
 
     def set_step(self, step: int) -> None:
-        self._step = step
-        self._statistics.set_step(step)
+        super().set_step(step)
         self._counts.set_step(step)
 
     def metrics(self) -> dict[str, float]:
@@ -161,18 +134,13 @@ class ParameterServerSession(SyncSession):
     def load_state(self, state: Arrays) -> None:
         self._counts.load_state(state)
 
-    def close(self) -> None:
-        if "apply" in vars(self._optimizer):
-            object.__delattr__(self._optimizer, "apply")
-
-    def _apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None) -> None:
         import tensorflow as tf
 
         if not self.in_graph:  # one worker is its own server; its gradients are dense as those of several are
-            dense = [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
-            self._own_apply(dense, trainable_variables)
+            self.own_apply(dense(grads), trainable_variables)
             return
-        given = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        given = self.optimizer._trainable_variables if trainable_variables is None else trainable_variables
         by_variable = {id(v): grad for v, grad in zip(given, grads, strict=True)}
         if set(by_variable) != {id(v) for v in self._variables.variables}:
             self.failure = ModelError(
@@ -183,12 +151,11 @@ class ParameterServerSession(SyncSession):
             raise self.failure
         parts = [self._flat(by_variable[id(v)], v) for v in self._variables.variables]
         gradient = tf.concat(parts, 0)
-        rate = tf.cast(self._optimizer.learning_rate, tf.float64)
-        first, self._applied = self._applied == 0, self._applied + 1
-        weights = self.exchange(gradient, rate, first=first)
+        rate = tf.cast(self.optimizer.learning_rate, tf.float64)
+        weights = self.exchange(gradient, rate, first=self.applied == 0)
         weights.set_shape([self._shard.size])
         self._variables.assign(weights)
-        self._optimizer.iterations.assign_add(1)
+        self.optimizer.iterations.assign_add(1)
 
     def _flat(self, grad: Any, variable: Any) -> Any:
         """A gradient as part of the flat one; that of a weight without influence on the loss is 0."""
@@ -228,18 +195,18 @@ class SynchronousSession(ParameterServerSession):
     def _reduce(self, flat: Flat, first: bool) -> Flat:
         try:
             if first:
-                self._share = self._rows.share(self._step, self._step + 1)
-                self._step += 1
-            padded = np.zeros(self._shard.block * self._comm.world_size, flat.dtype)
+                self._share = self.rows.share(self.step, self.step + 1)
+                self.step += 1
+            padded = np.zeros(self._shard.block * self.comm.world_size, flat.dtype)
             np.multiply(flat, flat.dtype.type(self._share), out=padded[: flat.size])
-            return self._comm.reduce_scatter(padded)
+            return self.comm.reduce_scatter(padded)
         except BaseException as error:
             self.failure = error
             raise
 
     def _gather(self, weights: Flat) -> Flat:
         try:
-            every: Flat = self._comm.allgather(weights)
+            every: Flat = self.comm.allgather(weights)
             return every.reshape(-1)[: self._shard.size]
         except BaseException as error:
             self.failure = error
@@ -281,7 +248,7 @@ class AsynchronousSession(ParameterServerSession):
 
     def begin_round(self, weights: Flat) -> None:
         self._pushed = 0
-        clocks = Clocks(self._comm.world_size, self._config.staleness)
+        clocks = Clocks(self.comm.world_size, self._config.staleness)
         self._server = ShardServer(self._requests, clocks, self._apply_push, self._shard.dtype)
 
     def finish_round(self) -> None:
@@ -299,7 +266,7 @@ class AsynchronousSession(ParameterServerSession):
         """In the server's thread: the shard's weights after a worker's gradient."""
         import tensorflow as tf
 
-        rate /= self._comm.world_size
+        rate /= self.comm.world_size
         if self._config.scale_by_staleness:
             rate /= max(1, staleness)
         with tf.device("CPU:0"):
@@ -310,9 +277,9 @@ class AsynchronousSession(ParameterServerSession):
         assert server is not None
         try:
             if first:
-                self._weight = dtype.type(self._rows.weight(self._step, self._step + 1))
-                self._step += 1
-            padded = np.zeros(self._shard.block * self._comm.world_size, dtype)
+                self._weight = dtype.type(self.rows.weight(self.step, self.step + 1))
+                self.step += 1
+            padded = np.zeros(self._shard.block * self.comm.world_size, dtype)
             np.multiply(flat, self._weight, out=padded[: flat.size])
             self._out[:, :PREFIX] = np.frombuffer(np.float64(rate).tobytes(), np.uint8)
             self._out[:, PREFIX:] = padded.view(np.uint8).reshape(len(self._out), -1)

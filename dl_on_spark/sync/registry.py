@@ -18,6 +18,7 @@ from dl_on_spark.sync.gossip import Gossip
 from dl_on_spark.sync.local_sgd import LocalSGD, Momentum, Nesterov
 from dl_on_spark.sync.parameter_server import ParameterServer
 from dl_on_spark.sync.schedule import SCHEDULES
+from dl_on_spark.sync.stage_averaging import StageAveraging
 
 STRATEGIES: dict[str, type[Any]] = {
     "allreduce": Allreduce,
@@ -25,6 +26,7 @@ STRATEGIES: dict[str, type[Any]] = {
     "elastic_averaging": ElasticAveraging,
     "gossip": Gossip,
     "parameter_server": ParameterServer,
+    "stage_averaging": StageAveraging,
 }
 OUTER: dict[str, type[Any]] = {"momentum": Momentum, "nesterov": Nesterov}
 

@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MODEL = "model.safetensors"
+_ENDING = ".safetensors"
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})-a(\d{3,})")
 
@@ -82,8 +83,9 @@ class Checkpoint:
     manifest: Manifest
 
     def load(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Tensors of one file; raises `CheckpointError` when it is not what the manifest says."""
-        digest = next((file for file in self.manifest.files if file.name == name), None)
+        """Tensors of one file, whichever task wrote it; raises `CheckpointError` unless it is as the manifest says."""
+        start = name.removesuffix(_ENDING)
+        digest = next((file for file in self.manifest.files if file.name.startswith((f"{start}.", f"{start}-t"))), None)
         if digest is None:
             raise CheckpointError(f"{self.folder} has no file {name}.", fix="Resume from another checkpoint.")
         return _read(self.folder, digest)
@@ -117,6 +119,19 @@ class CheckpointStore:
         data = safetensors.save({key: np.asarray(value, order="C") for key, value in tensors.items()})
         _write(storage.join(self._folder(step), name), data)
         return FileDigest(name, len(data), hashlib.sha256(data).hexdigest())
+
+    def name(self, step: int) -> str:
+        """The checkpoint of `step`, as `open` takes it."""
+        return f"step-{step:08d}-a{self._attempt:03d}"
+
+    def get(self, step: int, digest: FileDigest) -> dict[str, npt.NDArray[Any]]:
+        """Tensors of a file that `put` wrote in this attempt."""
+        return _read(self._folder(step), digest)
+
+    def drop(self, step: int, names: Iterable[str]) -> None:
+        """Remove files of a checkpoint that its manifest does not name."""
+        for name in names:
+            storage.delete(storage.join(self._folder(step), name))
 
     def commit(self, manifest: Manifest) -> None:
         """Make the checkpoint complete. Raises `CheckpointError` when a later attempt is at work."""
@@ -185,7 +200,7 @@ class CheckpointStore:
         return sorted(found, key=lambda name: found[name], reverse=True)
 
     def _folder(self, step: int) -> str:
-        return storage.join(self._root, f"step-{step:08d}-a{self._attempt:03d}")
+        return storage.join(self._root, self.name(step))
 
     def _found(self, ending: str = "") -> dict[str, tuple[int, int]]:
         """(step, attempt) of the folders that have a file whose path ends so."""
@@ -195,7 +210,12 @@ class CheckpointStore:
 
 def rank_file(rank: int) -> str:
     """Name of the file of one rank."""
-    return f"rank-{rank:04d}.safetensors"
+    return f"rank-{rank:04d}{_ENDING}"
+
+
+def of_task(name: str, task: int) -> str:
+    """`name` as one of several tasks writes it, of which one will count."""
+    return f"{name.removesuffix(_ENDING)}-t{task}{_ENDING}"
 
 
 def _write(path: str, data: bytes) -> None:

@@ -115,7 +115,7 @@ class _StepLoop:
         self._in_epoch = False
         # Keras resets metrics when an epoch begins; those of a resumed epoch are put back then.
         self._metrics = [np.array(v) for v in metric_variables(model)] if start.step else []
-        self._steps = _steps_function(model, session, feed.block_spec, class_weight)
+        self._steps = steps_function(model, session, feed.block_spec, class_weight)
 
     def execute(self, _iterator: Any) -> Any:
         """Run the steps of one execution that are still to be done, and return the last step's logs."""
@@ -179,7 +179,7 @@ class _StepLoop:
         )
 
 
-def _steps_function(
+def steps_function(
     model: keras.Model, session: SyncSession, block_spec: Any, class_weight: Mapping[int, float] | None
 ) -> Callable[[Any, Any, Any], Any]:
     """(block, first, n) -> logs of the last of n steps of a block, and how many steps passed before the loss was no

@@ -110,6 +110,39 @@ def load_metric_state(model: keras.Model, state: Mapping[str, npt.NDArray[Any]],
             variable.assign(by_place[f"{i:04d}"])
 
 
+def metric_parts(model: keras.Model) -> Arrays:
+    """This replica's part of the metrics, as `dl_on_spark.sync.tree_sum` puts parts together."""
+    custom = {id(v) for metric in _custom_metrics(model) for v in metric.variables}
+    found = {}
+    for i, v in enumerate(metric_variables(model)):
+        value, name = np.array(v), f"{i:04d}/{v.path}"
+        if id(v) in custom:
+            found[f"stack/{name}"] = value[None]
+        else:
+            found[f"sum/{name}"] = value.astype(np.float64)
+    return found
+
+
+def load_metric_total(
+    model: keras.Model, sums: Mapping[str, npt.NDArray[Any]], stacks: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Let the metrics hold what all replicas' parts came to."""
+    load_metric_state(model, {**sums, **stacks}, rank=1)  # counts, and resets
+    places = {name.split("/")[0]: value for name, value in {**sums, **stacks}.items()}
+    variables = metric_variables(model)
+    if len(places) != len(variables):
+        return
+    place_of = {id(v): f"{i:04d}" for i, v in enumerate(variables)}
+    custom = _custom_metrics(model)
+    apart = {id(v) for metric in custom for v in metric.variables}
+    for variable in variables:
+        if id(variable) not in apart:
+            variable.assign(places[place_of[id(variable)]])
+    for metric in custom:
+        states = zip(*(places[place_of[id(v)]] for v in metric.variables), strict=True)
+        metric.merge_states([list(state) for state in states])
+
+
 def metric_variables(model: keras.Model) -> list[Any]:
     """All variables of the model's metrics, each once."""
     found = {id(v): v for metric in model.metrics for v in metric.variables}

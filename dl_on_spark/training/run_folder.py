@@ -6,6 +6,7 @@ attempt.json        the current attempt; older attempts cannot commit checkpoint
 events.jsonl        what happened, a JSON object a line
 checkpoints/        see `checkpoint`
 schema.yaml statistics.json snapshot.json      what the model was trained with
+stages.open         the attempt whose processes may get more orders (`StageAveraging`), while it trains
 model.keras result.json                        there when the run has finished
 """
 
@@ -28,6 +29,7 @@ from dl_on_spark.training.result import TrainingResult
 
 _RUN, _ATTEMPT, _EVENTS, _RESULT = "run.json", "attempt.json", "events.jsonl", "result.json"
 _STATISTICS = "statistics.json"
+STAGES_OPEN = "stages.open"
 _PROBE_BYTES = 64 * 1024
 # run.json first: a folder that is cleared halfway holds no run.
 _OF_THE_RUN = (_RUN, _RESULT, "model.keras", "checkpoints", "schema.yaml", _STATISTICS, "snapshot.json")

@@ -15,7 +15,7 @@ from dl_on_spark.errors import Cancelled, ConfigError, InputError, SchemaError, 
 from dl_on_spark.input_pipeline import SamplePlan
 from dl_on_spark.lake import Schema, Snapshot, Statistics, Table, compute_statistics
 from dl_on_spark.launch import LaunchRequest, Message, input_error, launch, preflight
-from dl_on_spark.sync import SyncStrategy, parse_sync
+from dl_on_spark.sync import StageAveraging, SyncStrategy, parse_sync
 from dl_on_spark.training.arguments import check_numbers, check_objects
 from dl_on_spark.training.checkpoint import CheckpointStore
 from dl_on_spark.training.class_weights import check_class_weight
@@ -23,6 +23,8 @@ from dl_on_spark.training.progress import TrainingProgress
 from dl_on_spark.training.result import TrainingResult
 from dl_on_spark.training.run_folder import RunFolder, RunRecord
 from dl_on_spark.training.run_lock import RunLock
+from dl_on_spark.training.stage_driver import ENTRY as STAGE_ENTRY
+from dl_on_spark.training.stage_driver import train_in_stages
 from dl_on_spark.training.stragglers import Paces
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class Trainer:
                 cpus_per_worker=self.cpus_per_worker,
                 readable=[snapshot.uri],
                 writable=[folder.uri],
+                barrier=not isinstance(strategy, StageAveraging),
             )
             if statistics is None and stored is not None:
                 statistics = folder.statistics()
@@ -184,10 +187,13 @@ class Trainer:
                     resume_from = checkpoint.folder.rsplit("/", 1)[-1]
                     progress.note(f"resuming from step {checkpoint.manifest.step} ({resume_from})")
             folder.event("attempt", attempt=attempt.number, workers=self.num_workers, resume_from=resume_from)
+            given = {**job, "attempt": attempt, "resume_from": resume_from, "replicas": self.num_workers}
+            in_stages = isinstance(job["strategy"], StageAveraging)
+            carry_out = functools.partial(train_in_stages, job=given) if in_stages else launch
             request = LaunchRequest(
                 num_workers=self.num_workers,
-                entry=_ENTRY,
-                payload=_dumps({**job, "attempt": attempt, "resume_from": resume_from}),
+                entry=STAGE_ENTRY if in_stages else _ENTRY,
+                payload=_dumps(given),
                 attempt=attempt.number,
                 gpus_per_worker=self.gpus_per_worker,
                 cpus_per_worker=self.cpus_per_worker,
@@ -195,7 +201,7 @@ class Trainer:
             )
             listener = _Listener(folder, lock, progress, Paces(self.num_workers))
             try:
-                outcomes = launch(spark, request, listener.hear)
+                outcomes = carry_out(spark, request, listener.hear)
             except InputError:
                 folder.give_up(attempt)
                 raise

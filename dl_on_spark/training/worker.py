@@ -9,7 +9,7 @@ import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from dl_on_spark.training.checkpoint import MODEL, Checkpoint, CheckpointStore, 
 from dl_on_spark.training.keras_loop import fit_worker
 from dl_on_spark.training.metrics import load_metric_state, metric_state
 from dl_on_spark.training.model_loading import build, check_inputs, load_model_builder, offset_seeds
+from dl_on_spark.training.recorded import Recorded, validation_loss
 from dl_on_spark.training.run_folder import Attempt, RunFolder, RunRecord
 from dl_on_spark.training.step_clock import StepClock
 
@@ -38,7 +39,10 @@ _PROGRESS_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """All that a worker needs to know, made by the driver. Tables travel as pinned snapshots, not as rows."""
+    """All that a worker needs to know, made by the driver. Tables travel as pinned snapshots, not as rows.
+
+    ``replicas``: how many a run in stages trains; workers that are there at once know it by themselves.
+    """
 
     model: str | Callable[..., Any]
     strategy: SyncStrategy
@@ -57,21 +61,12 @@ class WorkerJob:
     checkpoint_every: int | None
     keep_checkpoints: int
     class_weight: dict[int, float] | None = None
-
-
-@dataclass
-class Recorded:
-    """What the run has recorded so far; travels in the checkpoints' manifests."""
-
-    history: dict[str, list[float]] = field(default_factory=dict)
-    timed_rows: int = 0
-    timed_seconds: float = 0.0
-    bytes_sent: int = 0
+    replicas: int = 0
 
 
 def run(context: WorkerContext, payload: bytes) -> dict[str, Any]:
     """Train, leave the model in the run folder (rank 0), and return plain values for the driver."""
-    job = _job_of(payload)
+    job = job_of(payload)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     with Communicator.from_listener(
@@ -124,7 +119,7 @@ class _Worker:
             self._comm.barrier()  # nobody writes before the folder is this run's
             callbacks = [] if job.callbacks is None else list(job.callbacks(rank))
             self._callback_state = CallbackState(callbacks, self._saved_callbacks)
-            with _first_cause(reader):
+            with first_cause(reader):
                 fit_worker(
                     model,
                     feed,
@@ -282,7 +277,7 @@ class _Worker:
             self._recorded.bytes_sent = self._bytes_sent()
             attempt, progress = self._job.attempt.number, asdict(self._recorded)
             self._store.commit(Manifest(step, cursor, attempt, self._world, tuple(files), metrics, progress))
-            self._store.prune(self._job.keep_checkpoints, best=_validation_loss)
+            self._store.prune(self._job.keep_checkpoints, best=validation_loss)
             self._context.channel.send("checkpoint", step=step)
         self._context.channel.progress(step)
 
@@ -300,14 +295,7 @@ class _Worker:
         return cursor.epoch * self._plan.steps_per_epoch + cursor.step
 
 
-def _validation_loss(manifest: Manifest) -> float:
-    """Greatest for the best epoch; a checkpoint inside an epoch has no metrics and is never the best."""
-    metrics = manifest.metrics
-    loss = metrics.get("val_loss", metrics.get("loss", math.inf))
-    return -math.inf if math.isnan(loss) else -loss
-
-
-def _job_of(payload: bytes) -> WorkerJob:
+def job_of(payload: bytes) -> WorkerJob:
     """What our own driver pickled, delivered by Spark as it delivers tasks."""
     try:
         return WorkerJob(**pickle.loads(payload))
@@ -319,7 +307,7 @@ def _job_of(payload: bytes) -> WorkerJob:
 
 
 @contextlib.contextmanager
-def _first_cause(reader: RankReader) -> Iterator[None]:
+def first_cause(reader: RankReader) -> Iterator[None]:
     """TensorFlow turns an error of the reader into text; raise the reader's own instead."""
     try:
         yield

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dl_on_spark.errors import ConfigError, PreflightError
 from dl_on_spark.launch import LaunchRequest
+from dl_on_spark.launch.child_process import child_environment
 from dl_on_spark.launch.gpus import local_gpus, share_of_rank, visible_devices
-from dl_on_spark.launch.worker_process import TaskSpec, child_environment
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,7 @@ def test_a_workers_environment_is_a_copy_without_sparks_secrets(monkeypatch):
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "hidden")
     monkeypatch.setenv("KEPT", "yes")
     monkeypatch.setattr(sys, "path", ["", "/archives/code.zip", *sys.path])
-    request = LaunchRequest(1, "m:f", env={"MINE": "1"})
-    spec = TaskSpec(request, b"s", "h:1", local=True, driver_path=("/beside/the/driver",))
-    environment = child_environment(spec, 3, ["1"])
+    environment = child_environment(3, ["1"], ["/beside/the/driver"], {"MINE": "1"})
     assert "PYTHON_WORKER_FACTORY_SECRET" not in environment
     assert (environment["KEPT"], environment["MINE"]) == ("yes", "1")
     paths = environment["PYTHONPATH"].split(":")

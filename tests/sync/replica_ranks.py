@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from dl_on_spark.collectives import Communicator
-from dl_on_spark.input_pipeline import Cursor
 from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, StepRows, SyncSession, SyncStrategy
 from dl_on_spark.sync.base import FlatVariables
 from tests.collectives.processes import SECRET
 from tests.sync.ranks import Silent
+from tests.sync.resuming import copies, resumed
 from tests.training.worlds import PLAN, alone, build, columns, fit, weights
 
 ROUND, ROUNDS = 2, 3
-STEPS = PLAN.steps_per_epoch
-PAUSE = Cursor(1, 3)
 STRATEGIES: dict[str, SyncStrategy] = {
     "elastic": ElasticAveraging(every=ROUND),
     "ring": Gossip(every=ROUND),
@@ -88,7 +85,7 @@ def _rounds(comm: Communicator, strategy: SyncStrategy) -> dict[str, Any]:
             found["replicas"].append(flat.read())
     session.finish_epoch(ROUNDS * ROUND)
     session.finish_epoch(ROUNDS * ROUND)  # nothing was trained since: nothing moves
-    found |= {"published": flat.read(), "metrics": session.metrics(), "state": _copies(session)}
+    found |= {"published": flat.read(), "metrics": session.metrics(), "state": copies(session)}
     found["replicas"].append(found["state"]["replica"])
 
     moved = flat.read() + np.float32(0.5)  # as a callback may
@@ -113,40 +110,8 @@ def _losses(comm: Communicator, strategy: SyncStrategy) -> tuple[float, float, d
     return before, model.evaluate(x, y, verbose=0), history
 
 
-def _resumed(comm: Communicator, strategy: SyncStrategy) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run with a checkpoint in the middle of an epoch, and the run that begins at that checkpoint."""
-    from dl_on_spark.training import state
-
-    saved: dict[str, Any] = {}
-    step = PAUSE.epoch * STEPS + PAUSE.step
-
-    class Save:
-        def steps_until_due(self, cursor: Cursor) -> int | None:
-            return PAUSE.step - cursor.step if cursor.step < PAUSE.step else None
-
-        def on_steps(self, cursor: Cursor, steps: int, seconds: float) -> None:
-            if cursor == PAUSE:
-                sessions[0].finish_epoch(step)
-                saved.update(state.weights_of(calm), **state.optimizer_of(calm))
-                saved["session"] = _copies(sessions[0])
-
-        def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-            return
-
-    def restore(session: SyncSession) -> None:
-        state.load_weights(second, saved)
-        state.load_optimizer(second, saved)
-        session.load_state(saved["session"])
-        session.set_step(step)
-        sessions.append(session)
-
-    sessions: list[SyncSession] = []
-    calm, second = _with_slots(), _with_slots()
-    first = fit(comm, calm, strategy, epochs=3, hooks=[Save()], restore=sessions.append)
-    again = fit(comm, second, strategy, epochs=3, start=PAUSE, restore=restore)
-    return _everything(calm, sessions[0], first, state.optimizer_of), _everything(
-        second, sessions[1], again, state.optimizer_of
-    )
+def _resumed(comm: Communicator, strategy: SyncStrategy) -> tuple[dict[str, Any], ...]:
+    return tuple(_everything(*run) for run in resumed(comm, strategy, _with_slots))
 
 
 def _with_slots() -> Any:
@@ -155,15 +120,13 @@ def _with_slots() -> Any:
     return build(keras.optimizers.Adam(0.01), batch_norm=True)
 
 
-def _everything(model: Any, session: SyncSession, history: Any, optimizer_of: Callable[[Any], Any]) -> dict[str, Any]:
+def _everything(model: Any, session: SyncSession, history: Any) -> dict[str, Any]:
+    from dl_on_spark.training import state
+
     distances = history["consensus_distance"][-2:]
     return {
         "weights": weights(model),
-        "optimizer": list(optimizer_of(model).values()),
-        "state": list(_copies(session).values()),
+        "optimizer": list(state.optimizer_of(model).values()),
+        "state": list(copies(session).values()),
         "distances": [np.array(distances)],
     }
-
-
-def _copies(session: SyncSession) -> dict[str, np.ndarray]:
-    return {name: value.copy() for name, value in session.state().items()}

@@ -13,15 +13,13 @@ import numpy as np
 
 from dl_on_spark.collectives import Communicator
 from dl_on_spark.collectives.requests import Requests
-from dl_on_spark.input_pipeline import Cursor
-from dl_on_spark.sync import Allreduce, ParameterServer, SyncSession, SyncStrategy
+from dl_on_spark.sync import Allreduce, ParameterServer, SyncStrategy
 from dl_on_spark.sync.clocks import Clocks
 from dl_on_spark.sync.server import PREFIX, ShardServer
 from tests.collectives.processes import SECRET
-from tests.training.worlds import PLAN, alone, build, columns, fit, weights
+from tests.sync.resuming import resumed
+from tests.training.worlds import alone, build, columns, fit, weights
 
-STEPS = PLAN.steps_per_epoch
-PAUSE = Cursor(1, 3)
 BOUNDS: list[int | None] = [0, 1, 2, 5, None]
 BLOCK, TURNS = 3, 40
 
@@ -208,38 +206,8 @@ def _refusal(comm: Communicator) -> tuple[str, str]:
     return "none", ""
 
 
-def _resumed(comm: Communicator, strategy: SyncStrategy) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run with a checkpoint in the middle of an epoch, and the run that begins at that checkpoint."""
-    from dl_on_spark.training import state
-
-    saved: dict[str, Any] = {}
-    step = PAUSE.epoch * STEPS + PAUSE.step
-
-    class Save:
-        def steps_until_due(self, cursor: Cursor) -> int | None:
-            return PAUSE.step - cursor.step if cursor.step < PAUSE.step else None
-
-        def on_steps(self, cursor: Cursor, steps: int, seconds: float) -> None:
-            if cursor == PAUSE:
-                sessions[0].finish_epoch(step)
-                saved.update(state.weights_of(calm), **state.optimizer_of(calm))
-                saved["session"] = {name: value.copy() for name, value in sessions[0].state().items()}
-
-        def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-            return
-
-    def restore(session: SyncSession) -> None:
-        state.load_weights(second, saved)
-        state.load_optimizer(second, saved)
-        session.load_state(saved["session"])
-        session.set_step(step)
-        sessions.append(session)
-
-    sessions: list[SyncSession] = []
-    calm, second = (build(optimizer_of("Adam"), batch_norm=True) for _ in range(2))
-    first = fit(comm, calm, strategy, epochs=3, hooks=[Save()], restore=sessions.append)
-    again = fit(comm, second, strategy, epochs=3, start=PAUSE, restore=restore)
-    return tuple(  # type: ignore[return-value]
-        {"weights": weights(m), "optimizer": [np.array(v) for v in m.optimizer.variables], "history": h}
-        for m, h in ((calm, first), (second, again))
+def _resumed(comm: Communicator, strategy: SyncStrategy) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"weights": weights(m), "optimizer": [np.array(v) for v in m.optimizer.variables], "history": history}
+        for m, _, history in resumed(comm, strategy, lambda: build(optimizer_of("Adam"), batch_norm=True))
     )

@@ -17,7 +17,8 @@ from dl_on_spark.sync.shard import Shard, check_optimizer
 from dl_on_spark.sync.staleness import BINS, StalenessCounts
 from tests.collectives.processes import Ranks
 from tests.sync import server_ranks
-from tests.sync.server_ranks import BOUNDS, STEPS, STRATEGIES, TURNS
+from tests.sync.resuming import STEPS
+from tests.sync.server_ranks import BOUNDS, STRATEGIES, TURNS
 from tests.training.worlds import PLAN, alone, build
 
 Found = list[dict[Any, Any]]

@@ -169,3 +169,32 @@ def take_over(run_dir: str):
         return [TakeOver()]
 
     return callbacks
+
+
+def raise_at_an_epochs_end():
+    """Callbacks with an error after the first epoch."""
+
+    def callbacks(rank: int):
+        import keras
+
+        class Fail(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                raise RuntimeError("user callback broke on purpose")
+
+        return [Fail()]
+
+    return callbacks
+
+
+def lower_rate():
+    """Keras's own callbacks that set the learning rate, at an epoch's begin and at its end."""
+
+    def callbacks(rank: int):
+        import keras
+
+        return [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.8 * rate),
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", min_delta=10.0, patience=1, factor=0.5),
+        ]
+
+    return callbacks

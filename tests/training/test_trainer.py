@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from benchmarks.leftovers import nothing_left
-from dl_on_spark import LocalSGD, Schema, Trainer, TrainingResult, open_table
+from dl_on_spark import LocalSGD, Trainer, TrainingResult, open_table
 from dl_on_spark.errors import InputError, SchemaError, TrainingFailed
 from dl_on_spark.input_pipeline import Cursor, SamplePlan
 from dl_on_spark.input_pipeline.batch_sources import batch_rows
@@ -33,60 +32,23 @@ from dl_on_spark.training.run_lock import RunLock
 from dl_on_spark.training.trainer import _split as split
 from tests.cluster import REPOSITORY, spark_environment
 from tests.training import models
+from tests.training.small_runs import (
+    MODELS,
+    ROWS,
+    SCHEMA,
+    assert_same_history,
+    assert_same_weights,
+    fit,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODELS = "tests.training.models"
-ROWS = 1_037  # neither the batches nor the workers divide it
-SCHEMA = Schema.from_dict(
-    {
-        "name": "small",
-        "fields": {
-            "a": {"type": "float", "role": "feature", "preprocess": "standardize"},
-            "b": {"type": "float", "role": "feature"},
-            "label": {"type": "int", "role": "label"},
-        },
-    }
-)
-
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("table")
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(3, 2, ROWS).astype(np.float32), rng.normal(size=ROWS).astype(np.float32)
-    rows = pa.table({"a": a, "b": b, "label": (a - 3 + b > 0.3 * rng.normal(size=ROWS)).astype(np.int32)})
-    for number, (start, stop) in enumerate(((0, 100), (100, 107), (107, 108), (108, 108), (108, ROWS))):
-        pq.write_table(rows[start:stop], folder / f"part-{number}.parquet", row_group_size=128)
-    return str(folder)
-
-
-def fit(spark: SparkSession, table: str, folder: Path, **options: Any) -> TrainingResult:
-    trained = {"global_batch_size": 64, "epochs": 2, "seed": 5, "quiet": True}
-    trainer = {"model": f"{MODELS}:build_model", "num_workers": 2, "checkpoint_dir": str(folder), "deadline_s": 60}
-    for name, value in options.items():
-        (trainer if name in Trainer.__dataclass_fields__ else trained)[name] = value
-    return Trainer(**trainer).fit(spark, open_table(table), schema=SCHEMA, **trained)
-
-
-def weights(result: TrainingResult) -> dict[str, np.ndarray]:
-    """The last checkpoint's weights and, where they are shared, optimizer variables."""
-    last = sorted(Path(result.run_dir, "checkpoints").iterdir())[-1]
-    return load_file(last / "model.safetensors")
-
-
-def assert_same_weights(one: TrainingResult, other: TrainingResult, tolerance: float) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        np.testing.assert_allclose(second[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
-
-
-def assert_same_history(one: TrainingResult, other: TrainingResult) -> None:
-    assert one.history.keys() == other.history.keys()
-    for name, values in one.history.items():
-        np.testing.assert_allclose(other.history[name], values, rtol=1e-6, err_msg=name)
+    return write_table(tmp_path_factory.mktemp("table"))
 
 
 def attempts(run_dir: str | Path) -> list[str | None]:
