@@ -25,6 +25,7 @@ import pyarrow as pa
 from dl_on_spark.errors import InputError, ModelError
 from dl_on_spark.input_pipeline import Preprocessor
 from dl_on_spark.lake import RowGroupDecoder, Schema, Snapshot, Statistics, storage
+from dl_on_spark.lake.spark_session import default_parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,11 +89,12 @@ def map_predictions(
     features = [field.name for field in model.schema.features]
     model.schema.check(snapshot.schema, snapshot.uri, features)
     groups = snapshot.num_row_groups
-    tasks = max(1, min(groups, spark.sparkContext.defaultParallelism))
-    shipped = spark.sparkContext.broadcast((model, snapshot.to_json(), list(keep), tasks, batch_rows))
+    tasks = max(1, min(groups, default_parallelism(spark)))
+    # Spark itself broadcasts a function that has become large with what it carries.
+    shipped = (model, snapshot.to_json(), list(keep), tasks, batch_rows)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        saved, snapshot_json, kept, stride, rows_at_once = shipped.value
+        saved, snapshot_json, kept, stride, rows_at_once = shipped
         pinned = Snapshot.from_json(snapshot_json)
         preprocessor = Preprocessor(saved.schema, saved.statistics)
         predict = _predictor(saved, preprocessor)
