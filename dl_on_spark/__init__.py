@@ -13,6 +13,8 @@ __all__ = [
     "Allreduce",
     "ElasticAveraging",
     "Gossip",
+    "KerasEstimator",
+    "KerasModel",
     "LocalSGD",
     "ParameterServer",
     "Schema",
@@ -28,6 +30,8 @@ _EXPORTS = {
     "Allreduce": "dl_on_spark.sync",
     "ElasticAveraging": "dl_on_spark.sync",
     "Gossip": "dl_on_spark.sync",
+    "KerasEstimator": "dl_on_spark.ml",
+    "KerasModel": "dl_on_spark.ml",
     "LocalSGD": "dl_on_spark.sync",
     "ParameterServer": "dl_on_spark.sync",
     "Schema": "dl_on_spark.lake",
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from dl_on_spark.concurrency import plan
     from dl_on_spark.input_pipeline import open_table
     from dl_on_spark.lake import Schema
+    from dl_on_spark.ml import KerasEstimator, KerasModel
     from dl_on_spark.sync import Allreduce, ElasticAveraging, Gossip, LocalSGD, ParameterServer, StageAveraging
     from dl_on_spark.training import Trainer, TrainingResult
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,9 @@ from typer.testing import CliRunner
 
 from dl_on_spark import Schema, open_table
 from dl_on_spark.cli import app
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -38,6 +42,28 @@ def test_the_page_on_tables(
     (command,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     shown = CliRunner().invoke(app, shlex.split(command)[1:])
     assert shown.exit_code == 0 and "Split over 4 workers" in shown.output
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_page_on_pyspark_ml(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flights = spark.range(200).selectExpr(
+        "cast(id % 50 as double) distance",
+        "cast(id % 24 as int) hour",
+        "if(id % 3 = 0, 'AA', 'UA') carrier",
+        "cast(id % 24 > 12 as int) delayed",
+    )
+    text = (DOCS / "spark_ml.md").read_text(encoding="utf-8")
+    # Spark's own program started elsewhere: its relative paths are not those of this test.
+    text = text.replace('"flight_model"', f'"{tmp_path}/flight_model"')
+    names: dict[str, object] = {"flights": flights, "__name__": "spark_ml_page"}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "spark_ml.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "['probability', 'prediction']" in said and "'accuracy'" in said
+    assert list(Path("store").iterdir()) == [] and Path("flight_model", "stages").is_dir()
 
 
 def test_the_page_on_planning(capsys: pytest.CaptureFixture[str]) -> None:

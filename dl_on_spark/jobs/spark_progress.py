@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dl_on_spark.lake.spark_session import spark_context
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,14 +24,15 @@ _JOIN_S = 5.0
 @contextlib.contextmanager
 def spark_progress(spark: SparkSession, what: str, *, quiet: bool) -> Iterator[None]:
     """Show Spark's tasks while the body runs. Stages come one after the other, so the total grows."""
-    if quiet or not sys.stderr.isatty():
+    context = spark_context(spark)
+    if context is None or quiet or not sys.stderr.isatty():
         yield
         return
     ended = threading.Event()
     columns = (TextColumn("          {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        tracker = spark.sparkContext.statusTracker()
+        tracker = context.statusTracker()
 
         def watch() -> None:
             seen: dict[int, tuple[int, int]] = {}

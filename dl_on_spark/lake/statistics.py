@@ -25,6 +25,7 @@ from dl_on_spark.lake import ddl
 from dl_on_spark.lake.row_groups import RowGroupDecoder
 from dl_on_spark.lake.schema import Field, Schema
 from dl_on_spark.lake.snapshot import Snapshot
+from dl_on_spark.lake.spark_session import default_parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,16 +89,14 @@ def compute_statistics(spark: SparkSession, snapshot: Snapshot, schema: Schema) 
         return Statistics(snapshot.rows, snapshot.fingerprint, {})
     schema.check(snapshot.schema, snapshot.uri, [f.name for f in wanted])
     groups = snapshot.num_row_groups
-    tasks = max(1, min(groups, 2 * spark.sparkContext.defaultParallelism))
-    shipped = spark.sparkContext.broadcast((snapshot.to_json(), schema.to_dict(), [f.name for f in wanted]))
-    try:
-        partials = (
-            spark.range(0, tasks, 1, tasks)
-            .mapInArrow(lambda batches: _task(batches, shipped.value, tasks), "partial string")
-            .collect()
-        )
-    finally:
-        shipped.destroy()
+    tasks = max(1, min(groups, 2 * default_parallelism(spark)))
+    # Spark itself broadcasts a function that has become large with what it carries.
+    shipped = (snapshot.to_json(), schema.to_dict(), [f.name for f in wanted])
+    partials = (
+        spark.range(0, tasks, 1, tasks)
+        .mapInArrow(lambda batches: _task(batches, shipped, tasks), "partial string")
+        .collect()
+    )
     merged = merge([json.loads(row.partial) for row in partials])
     fields = {f.name: _finish(f, merged[f.name]) for f in needed}
     means = {f.name: merged[f.name]["mean"] for f in labels if merged[f.name]["count"]}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dl_on_spark import errors
 from dl_on_spark.errors import InputError, PreflightError, TableError
+from dl_on_spark.lake.spark_session import spark_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,13 +150,6 @@ def _as_arrow_task(
     return task
 
 
-def spark_context(spark: SparkSession) -> Any | None:
-    """The session's SparkContext; None under Spark Connect, which has none."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        return None
-    return spark.sparkContext
-
-
 def setting(spark: SparkSession, key: str, default: str) -> str:
     """A Spark setting of the session or its application."""
     value = spark.conf.get(key, default)
@@ -165,6 +159,18 @@ def setting(spark: SparkSession, key: str, default: str) -> str:
 def is_local(spark: SparkSession) -> bool:
     """Whether tasks run inside the driver's own JVM (``local[n]``, not ``local-cluster``)."""
     return re.fullmatch(r"local(\[.*\])?", setting(spark, "spark.master", "")) is not None
+
+
+def on_this_machine(spark: SparkSession) -> bool:
+    """Whether tasks run where this program does: a local master, which a Connect server may have elsewhere."""
+    if not is_local(spark):
+        return False
+    return spark_context(spark) is not None or is_loopback(spark.client.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means the machine that uses it."""
+    return host in {"localhost", "::1", "[::1]"} or host.startswith("127.")
 
 
 def worker_profile(spark: SparkSession, gpus_per_worker: int, cpus_per_worker: int | None) -> ResourceProfile | None:

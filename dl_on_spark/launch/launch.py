@@ -22,7 +22,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import Cancelled, WorkerFailed
-from dl_on_spark.launch.barrier import BarrierJob, is_cancelled, is_local, plain_cause, setting, worker_profile
+from dl_on_spark.lake.spark_session import spark_context
+from dl_on_spark.launch.barrier import (
+    BarrierJob,
+    is_cancelled,
+    is_loopback,
+    on_this_machine,
+    plain_cause,
+    setting,
+    worker_profile,
+)
 from dl_on_spark.launch.driver_channel import ChannelServer
 from dl_on_spark.launch.failure import Cause, Failure, first_cause, to_error
 from dl_on_spark.launch.gpus import local_gpus
@@ -61,7 +70,7 @@ def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Me
     secret = secrets.token_bytes(32)
     bind_host, host = driver_hosts(spark)
     with terminate_as_interrupt(), ChannelServer(secret, inbox, bind_host=bind_host, host=host) as server:
-        local = is_local(spark)
+        local = on_this_machine(spark)
         spec = TaskSpec(
             request=request,
             secret=secret,
@@ -91,11 +100,26 @@ def launch(spark: SparkSession, request: LaunchRequest, on_message: Callable[[Me
 
 
 def driver_hosts(spark: SparkSession) -> tuple[str, str]:
-    """(the interface to listen on, the name by which executors reach this driver)."""
-    if is_local(spark):
+    """(the interface to listen on, the name by which executors reach this program).
+
+    Under Spark Connect the settings name the server's host: this program's is the address from which it
+    reaches the server.
+    """
+    if on_this_machine(spark):
         return "127.0.0.1", "127.0.0.1"
+    if spark_context(spark) is None:
+        server = spark.client.host
+        return "", socket.gethostname() if is_loopback(server) else _address_towards(server)
     host = setting(spark, "spark.driver.host", socket.gethostname())
     return setting(spark, "spark.driver.bindAddress", ""), host
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine in what it sends to `host`; nothing is sent."""
+    family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as out:
+        out.connect(place)
+        return str(out.getsockname()[0])
 
 
 @dataclass

@@ -16,12 +16,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import PreflightError
+from dl_on_spark.lake.spark_session import spark_context
 from dl_on_spark.launch.barrier import (
     BarrierJob,
     is_local,
+    on_this_machine,
     plain_cause,
     setting,
-    spark_context,
     worker_profile,
 )
 from dl_on_spark.launch.driver_channel import ChannelServer
@@ -173,6 +174,15 @@ def _check_slots(
     cpus_per_worker: int | None,
 ) -> list[Finding]:
     cpus = cpus_per_worker or int(setting(spark, "spark.task.cpus", "1"))
+    if gpus_per_worker and is_local(spark) and not on_this_machine(spark):
+        return [
+            Finding(
+                "error",
+                "a local master on the Connect server's machine does not share out its GPUs.",
+                spark.client.host,
+                "Start the Connect server on a cluster master, or train beside it.",
+            )
+        ]
     if is_local(spark) and gpus_per_worker and len(local_gpus()) < need * gpus_per_worker:
         have_gpus = len(local_gpus())
         return [
@@ -184,6 +194,7 @@ def _check_slots(
                 "Ask for fewer workers or gpus_per_worker=0, or look at CUDA_VISIBLE_DEVICES and nvidia-smi.",
             )
         ]
+    facts = explain_slots(spark, cpus, gpus_per_worker)
     try:
         have = count_slots(spark, need, profile, wait_s=_SLOTS_WAIT_S)
     except Exception as error:
@@ -198,10 +209,16 @@ def _check_slots(
             )
         ]
     if have is None:
-        return []
+        return [
+            Finding(
+                "warning",
+                f"how many slots the cluster has cannot be asked through Spark Connect {facts}.",
+                setting(spark, "spark.master", "Spark"),
+                f"If the {need} workers do not start together, ask for fewer or free some slots.",
+            )
+        ]
     if is_local(spark):  # a local master schedules by spark.task.cpus alone
         have = have * int(setting(spark, "spark.task.cpus", "1")) // cpus
-    facts = explain_slots(spark, cpus, gpus_per_worker)
     if have < need:
         return [
             Finding(
@@ -247,13 +264,13 @@ def _check_executors(
             running = job.active_tasks()
             job.cancel()
             job.join(_CANCEL_S)
-            slow = _explain_slow_probe(num_workers, running or 0, wait_s)
+            slow = _explain_slow_probe(num_workers, running, wait_s)
             if not (barrier or running):  # executors may come when there is work
                 slow = Finding("warning", f"no slot came free in {wait_s:.0f} s: the run waits for one.", slow.where)
             return [slow]
     if job.outcomes is None:
         return [_explain_probe_failure(spark, job.error)]
-    answered, local = time.time(), is_local(spark)
+    answered, local = time.time(), on_this_machine(spark)
     findings = compare_versions(own_versions(), job.outcomes)
     here = Counter(report["host"] for report in job.outcomes)
     for report in job.outcomes:
@@ -263,8 +280,18 @@ def _check_executors(
     return findings
 
 
-def _explain_slow_probe(num_workers: int, running: int, wait_s: float) -> Finding:
-    """Tasks that never started have no slots; tasks that run and say nothing are on hosts that are too busy."""
+def _explain_slow_probe(num_workers: int, running: int | None, wait_s: float) -> Finding:
+    """Tasks that never started have no slots; tasks that run and say nothing are on hosts that are too busy.
+
+    Under Spark Connect (`running` is None) it may be either.
+    """
+    if running is None:
+        return Finding(
+            "error",
+            f"{num_workers} tasks that start Python and look around have not ended in {wait_s:.0f} s.",
+            "the cluster",
+            "It has fewer slots, other jobs hold them, or its hosts are busy: ask for fewer workers, or look there.",
+        )
     if running:
         return Finding(
             "error",

@@ -10,7 +10,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from dl_on_spark.launch.barrier import is_local, setting, spark_context
+from dl_on_spark.lake.spark_session import spark_context
+from dl_on_spark.launch.barrier import is_local, setting
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -22,12 +23,13 @@ _POLL_S = 0.2
 def count_slots(spark: SparkSession, need: int, profile: ResourceProfile | None, *, wait_s: float) -> int | None:
     """Slots for tasks of `profile`, at least `need` or what there is after `wait_s`.
 
-    None where the driver cannot know (Spark Connect). Raises what Spark raises for a profile that
+    None where this program cannot know: a cluster behind Spark Connect. Raises what Spark raises for a profile that
     its cluster manager does not support.
     """
     context = spark_context(spark)
     if context is None:
-        return None
+        cores = re.fullmatch(r"local\[(\d+)\]", setting(spark, "spark.master", ""))
+        return None if cores is None else int(cores[1]) // int(setting(spark, "spark.task.cpus", "1"))
     scheduler = context._jsc.sc()
     manager = scheduler.resourceProfileManager()
     if profile is None:

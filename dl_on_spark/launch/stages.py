@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.errors import Cancelled, WorkerFailed
-from dl_on_spark.launch.barrier import BarrierJob, is_local, plain_cause, worker_profile
+from dl_on_spark.launch.barrier import BarrierJob, on_this_machine, plain_cause, worker_profile
 from dl_on_spark.launch.child_process import ChildProcess, child_environment
 from dl_on_spark.launch.failure import Cause, Failure, first_cause, of_exception, to_error
 from dl_on_spark.launch.gpus import local_gpus
@@ -55,7 +55,7 @@ class Stages:
 
     def __init__(self, spark: SparkSession, request: LaunchRequest, run: str) -> None:
         self._spark, self._request = spark, request
-        local = is_local(spark)
+        local = on_this_machine(spark)
         gpus = tuple(local_gpus()) if local and request.gpus_per_worker else ()
         self._spec = StageSpec(request, run, gpus, tuple(sys.path) if local else ())
         self._profile = worker_profile(spark, request.gpus_per_worker, request.cpus_per_worker)
