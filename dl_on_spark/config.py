@@ -165,6 +165,7 @@ class PipelineConfig(_Section):
     scoring: ScoringConfig = ScoringConfig()
     cluster: ClusterConfig = ClusterConfig()
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings, by Spark's own names")
+    airflow: dict[str, Any] = Field(default_factory=dict, description="read, and checked, by airflow_dags/ alone")
 
     base_dir: str = Field(default=".", exclude=True, description="folder of the pipeline.yaml; set by load_config")
 
