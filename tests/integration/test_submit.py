@@ -40,5 +40,5 @@ def test_a_job_runs_on_the_cluster_that_the_pipeline_names(
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.strip().splitlines()[-1])["rows"] > 500
     assert "flight_delay etl" in {application["name"] for application in standalone_cluster.status()["completedapps"]}
-    refused = run("publish", "--date", NEXT_DAY.isoformat())
+    refused = run("etl", "--date", NEXT_DAY.isoformat(), "--", "--set", "training.epoch=1")
     assert refused.returncode == 2, refused.stdout[-3000:]
