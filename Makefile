@@ -1,9 +1,8 @@
 # make demo: the whole pipeline on real flights.  make test: all tests.  make check: lint, types, layers.
 VENV ?= .venv
 BIN := $(VENV)/bin
-AIRFLOW = DL_ON_SPARK_VENV=$(abspath $(VENV)) .venv-airflow/bin/python
 
-.PHONY: help venv demo test check format package interop interop-test airflow airflow-test clean
+.PHONY: help venv demo test check format package interop interop-test airflow clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -37,12 +36,9 @@ interop-test:  ## the values alone
 	@tools/make_interop_venv.sh .venv-interop
 	@PYSPARK_PYTHON=$(CURDIR)/.venv-interop/bin/python .venv-interop/bin/python -m pytest tests/interop
 
-airflow: airflow-test  ## the pipeline in a real Airflow, with Spark: DAG, scheduler, killed tasks, backfill
-	@$(AIRFLOW) -m pytest tests/airflow -m airflow_standalone
-
-airflow-test: venv  ## the DAGs alone, and one night of them
+airflow: venv  ## the DAGs in a real Airflow, in an environment of its own, with real Spark
 	@tools/make_airflow_venv.sh .venv-airflow
-	@$(AIRFLOW) -m pytest tests/airflow -m "not airflow_standalone"
+	@DL_ON_SPARK_VENV=$(abspath $(VENV)) .venv-airflow/bin/python -m pytest tests/airflow
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venv-interop .venv-airflow build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

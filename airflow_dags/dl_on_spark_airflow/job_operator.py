@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from dl_on_spark_airflow.pipelines import Pipeline
 from dl_on_spark_airflow.run_date import job_arguments, run_date

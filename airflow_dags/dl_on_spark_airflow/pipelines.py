@@ -64,10 +64,12 @@ class Pipeline:
 
     def data_path(self, path: str) -> str:
         """`path` on the lake, as the jobs find it: relative to `home`, where they are started."""
-        lake = os.path.expanduser(self.data.get("lake", "lake"))
-        if "://" in path or path.startswith(("/", "~")):
-            return os.path.expanduser(path)
-        return f"{lake.rstrip('/')}/{path}" if "://" in lake else str(self.home / lake / path)
+        lake = self.data.get("lake", "lake")
+        if "://" in path:
+            return path
+        if "://" in lake:
+            return path if path.startswith("/") else f"{lake.rstrip('/')}/{path}"
+        return str(self.home / Path(lake).expanduser() / Path(path).expanduser())
 
     def uri(self, path: str) -> str:
         """`data_path` with a scheme, as an asset's name needs."""

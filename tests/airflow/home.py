@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DAGS = REPOSITORY / "airflow_dags"
 # Where spark-submit and the jobs' Python are; Airflow's own environment has neither TensorFlow nor the package.
 MAIN = Path(os.environ.get("DL_ON_SPARK_VENV", REPOSITORY / ".venv")) / "bin"
-FIRST_DAY, LAST_DAY = "2013-06-09", "2013-06-20"
+FIRST_DAY, LAST_DAY = "2013-06-09", "2013-06-20"  # of the raw tables
+DATE = "2013-06-17"  # of the first night
 _SMALL: dict[str, dict[str, Any]] = {
     "training": {"days": 5, "holdout_days": 2, "epochs": 1, "global_batch_size": 1024},
     "gate": {"metric": "log_loss"},  # no floor: the first model passes, and a later one that is not worse
@@ -41,9 +43,17 @@ class Home:
             f"lay_down({str(root / 'lake' / 'raw')!r}, first=day({FIRST_DAY!r}), last=day({LAST_DAY!r}))"
         )
         for command in (["-c", lay_down], ["-m", "dl_on_spark.cli", "package", "--output", str(home.archive)]):
-            subprocess.run([str(MAIN / "python"), *command], cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+            subprocess.run(
+                [str(MAIN / "python"), *command], cwd=REPOSITORY, check=True, capture_output=True, timeout=120
+            )
         home.write_pipeline("flights", {})
         return home
+
+    def fill_history(self) -> None:
+        """Run the ETL for the days before `DATE`, as one does before the first night."""
+        words = ["-m", "dl_on_spark.cli", "etl", "--config", str(self.root / "pipelines" / "flights" / "pipeline.yaml")]
+        words += ["--start-date", "2013-06-11", "--date", "2013-06-16"]
+        subprocess.run([str(MAIN / "python"), *words], cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
 
     @property
     def archive(self) -> Path:
@@ -77,13 +87,10 @@ class Home:
             "AIRFLOW_HOME": str(self.root / "airflow"),
             "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            
         }
 
     def airflow(self, *words: str, timeout: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the command `airflow`."""
-        import sys
-
         command = [str(Path(sys.executable).with_name("airflow")), *words]
         done = subprocess.run(
             command, env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False

@@ -53,11 +53,17 @@ def test_every_dag_imports_without_anything_heavy(home: Home) -> None:
         "import sys, dl_on_spark_problems, dl_on_spark_pipelines as found\n"
         "assert list(found.flight_delay.task_dict) == ['wait_for_source', 'etl', 'validate', 'train', 'evaluate', "
         "'publish', 'score', 'report']\n"
-        "heavy = {'dl_on_spark', 'pyspark', 'py4j', 'tensorflow', 'keras', 'pandas', 'numpy', 'pyarrow', 'kubernetes'}\n"
+        "heavy = {'dl_on_spark', 'pyspark', 'py4j', 'tensorflow', 'keras', 'pandas', 'numpy', 'pyarrow'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=DAGS, env=home.environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        cwd=DAGS,
+        env=home.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
