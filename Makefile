@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv demo test check format faults package interop interop-test clean
+.PHONY: help venv demo test check format faults package interop interop-test airflow clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,5 +39,9 @@ interop-test:  ## the values alone
 	@tools/make_interop_venv.sh .venv-interop
 	@PYSPARK_PYTHON=$(CURDIR)/.venv-interop/bin/python .venv-interop/bin/python -m pytest tests/interop
 
+airflow: venv  ## the DAGs in a real Airflow, in an environment of its own, with real Spark
+	@tools/make_airflow_venv.sh .venv-airflow
+	@DL_ON_SPARK_VENV=$(abspath $(VENV)) .venv-airflow/bin/python -m pytest tests/airflow
+
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) .venv-interop build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-interop .venv-airflow build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -292,6 +293,30 @@ def package(
     folders = include or [folder for folder in (Path("examples"),) if folder.is_dir()]
     names = build_archive(output, folders)
     _show("package", {"archive": str(output), "files": len(names), "bytes": output.stat().st_size}, as_json)
+
+
+@app.command()
+def submit(
+    job: Annotated[str, typer.Argument(help="etl, train, evaluate, publish, score, report, doctor or plan.")],
+    config: Config,
+    date: Annotated[str | None, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")] = None,
+    overrides: Overrides = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Options of the job itself, after --.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit line, and run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the words of the line as JSON.")] = False,
+) -> None:
+    """Run a job by spark-submit, on the cluster that pipeline.yaml names; exit code and output are the job's."""
+    from dl_on_spark.jobs import submit as job_submit
+
+    pipeline = load_config(config, overrides or ())
+    day = [] if date is None else ["--date", _day(date, "--date").isoformat()]
+    settings = [word for override in overrides or () for word in ("--set", override)]
+    given = ["--config", str(config), *day, *settings, *(arguments or ())]
+    command = job_submit.spark_submit_command(pipeline, job, given)
+    if dry_run:
+        sys.stdout.write((json.dumps(command) if as_json else shlex.join(command)) + "\n")
+    else:
+        job_submit.submit(pipeline, command)
 
 
 @app.command()

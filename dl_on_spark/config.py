@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.yaml_text import load_yaml
 
+_MEMORY = r"^[1-9][0-9]*[kmgtKMGT]$"
 _WHOLE = 2**31 - 1  # what fits a signed 32-bit integer: no count here is more
 Count = Annotated[int, Field(gt=0, le=_WHOLE)]
 # Each metric of an evaluation, and where it is better.
@@ -119,6 +120,37 @@ class ScoringConfig(_Section):
     batch_size: Count = 8192
 
 
+class ClusterConfig(_Section):
+    """Where `dl-on-spark submit` and the DAGs send the jobs, and how large; other Spark settings stand in `spark`."""
+
+    master: str | None = Field(
+        default=None,
+        pattern=r"^(yarn|local(\[[0-9*]+(,[0-9]+)?\])?|spark://.+|k8s://.+)$",
+        description="yarn, k8s://https://..., spark://... or local[n]; the DAGs take Airflow's connection without it",
+    )
+    deploy_mode: Literal["client", "cluster"] = Field(default="client", description="where the driver runs")
+    executors: Count | None = Field(default=None, description="default: training.num_workers")
+    executor_cores: Count = 1
+    executor_memory: str | None = Field(default=None, pattern=_MEMORY)
+    driver_memory: str | None = Field(default=None, pattern=_MEMORY)
+    gpu_discovery_script: str | None = Field(default=None, description="prints an executor's GPUs, as Spark defines it")
+    python: str | None = Field(default=None, description="interpreter of the executors, and of a driver on the cluster")
+    driver_python: str | None = Field(default=None, description="interpreter of a driver that is not on the cluster")
+    archives: tuple[str, ...] = Field(default=(), description="unpacked beside each executor: environment.tar.gz#name")
+    py_files: tuple[str, ...] = Field(default=("dist/dl_on_spark.zip",), description="code; see dl-on-spark package")
+    jobs: str = Field(default="jobs", description="folder or URI of the entry points, train.py and so on")
+    properties_file: str | None = Field(
+        default=None, description="Spark settings that must not be on a command line; replaces spark-defaults.conf"
+    )
+
+    @model_validator(mode="after")
+    def _reaches_the_cluster(self) -> Self:
+        """A local master has no executors of its own, and no cluster that a driver could run on."""
+        if self.deploy_mode == "cluster" and (self.master or "").startswith("local"):
+            raise ValueError(f"deploy_mode: a driver cannot run on a cluster with master {self.master}")
+        return self
+
+
 class PipelineConfig(_Section):
     """The whole pipeline.yaml."""
 
@@ -131,7 +163,9 @@ class PipelineConfig(_Section):
     gate: GateConfig = GateConfig()
     registry: str = "models"
     scoring: ScoringConfig = ScoringConfig()
-    spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of a session the job starts itself")
+    cluster: ClusterConfig = ClusterConfig()
+    spark: dict[str, str] = Field(default_factory=dict, description="Spark settings, by Spark's own names")
+    airflow: dict[str, Any] = Field(default_factory=dict, description="read, and checked, by airflow_dags/ alone")
 
     base_dir: str = Field(default=".", exclude=True, description="folder of the pipeline.yaml; set by load_config")
 
