@@ -92,11 +92,9 @@ class TrainingFailed(DLOnSparkError):
 class Diverged(TrainingFailed):
     """A loss or a weight is no finite number; `step` (over all epochs, from 0) where it is known."""
 
-    def __init__(self, message: str, *, step: int | None = None) -> None:
-        super().__init__(
-            f"training diverged: {message}.",
-            fix="The last good checkpoint is kept. Lower the learning rate, or look for wrong values in the features.",
-        )
+    def __init__(self, message: str, *, fix: str | None = None, step: int | None = None) -> None:
+        way_out = "The last good checkpoint is kept. Lower the learning rate, or look for wrong values in the features."
+        super().__init__(message, fix=fix or way_out)
         self.step = step
 
 

@@ -173,8 +173,8 @@ class _StepLoop:
         step = cursor.epoch * self._plan.steps_per_epoch + cursor.step
         batch = "" if self._describe is None else f", whose batch on this rank has {self._describe(cursor)}"
         return Diverged(
-            f"the loss is {float(logs['loss'])} from step {step} on (step {cursor.step} of epoch {cursor.epoch + 1})"
-            + batch,
+            f"training diverged: the loss is {float(logs['loss'])} from step {step} on "
+            f"(step {cursor.step} of epoch {cursor.epoch + 1}){batch}.",
             step=step,
         )
 

@@ -180,7 +180,7 @@ class _Worker:
         """Record the metrics of all rows and save; stop where the loss is no number."""
         values = {name: float(value) for name, value in logs.items()}
         if not math.isfinite(values.get("loss", 0.0)):
-            raise Diverged(f"the loss of epoch {epoch + 1} is {values['loss']}")
+            raise Diverged(f"training diverged: the loss of epoch {epoch + 1} is {values['loss']}.")
         for name, value in values.items():
             self._recorded.history.setdefault(name, []).append(value)
         if self._rank == 0:
@@ -265,7 +265,7 @@ class _Worker:
         if self._rank == 0:
             shared = state.weights_of(self._model)
             if not state.all_finite(shared):
-                raise Diverged(f"a weight is not a finite number after step {step}")
+                raise Diverged(f"training diverged: a weight is not a finite number after step {step}.")
             if self._session.replicas_identical:
                 shared.update(optimizer)
             for prefix, tensors in extra.items():
