@@ -103,6 +103,20 @@ class GateConfig(_Section):
     floor: float | None = Field(default=None, description="absolute value that the metric must reach")
     min_gain_over_baseline: float = Field(default=0.0, description="margin over the constant-rate baseline")
     tolerance: float = Field(default=0.0, ge=0, description="how much worse than the current model is still accepted")
+    compare: Literal["difference", "lower_bound"] = Field(
+        default="difference",
+        description="what must not be below -tolerance: the measured difference, or the lower end of its interval",
+    )
+    confidence: float = Field(default=0.95, ge=0.5, lt=1, description="of the interval of the difference")
+    slices: tuple[str, ...] = Field(default=(), description="columns whose values are compared each for itself")
+    max_slice_loss: float = Field(
+        default=0.02, ge=0, description="how much worse a slice may get; a loss that may be chance is none"
+    )
+    min_slice_rows: Count = Field(default=200, description="smaller slices are left out")
+    max_calibration_error: float | None = Field(default=None, ge=0, description="expected calibration error")
+    max_drift: float | None = Field(
+        default=None, ge=0, description="population stability index of a feature against the training rows"
+    )
 
     @model_validator(mode="after")
     def _prefers_the_better(self) -> Self:
