@@ -109,7 +109,7 @@ def write(
         },
         commands=tuple(
             f"spark-submit --py-files dl_on_spark.zip jobs/{job}.py --config pipeline.yaml --date {date}{options}"
-            for job, options in _jobs(names, days)
+            for job, options in _jobs([_strategy(run) for run in runs], days)
         ),
     )
     render(page, str(output))
@@ -125,9 +125,14 @@ def _evaluated(config: PipelineConfig, date: datetime.date) -> list[str]:
     return [storage.join(root, name) for name in found]
 
 
-def _jobs(names: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:
-    """(job, options) that repeat the runs `names` and judge them."""
-    runs = [(job, f" --set training.sync={name}") for name in names for job in ("train", "evaluate")]
+def _strategy(run: str) -> str:
+    """The strategy that a run was trained with, as pipeline.yaml writes it."""
+    return str(json.loads(_read(run, "run.json", "training"))["identity"]["sync"])
+
+
+def _jobs(strategies: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:
+    """(job, options) that repeat the runs of these strategies and judge them."""
+    runs = [(job, f" --set training.sync={name}") for name in strategies for job in ("train", "evaluate")]
     return [("etl", f" --start-date {days.first}"), *runs]
 
 

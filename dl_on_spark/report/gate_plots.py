@@ -47,12 +47,16 @@ def slice_plot(found: Comparison, gate: GateConfig) -> str:
 
 
 def drift_bars(found: Mapping[str, float], most: float | None) -> str:
-    """Population stability index by feature, largest first; dotted: the limit, or where a shift is called large."""
+    """Population stability index by feature, largest first; dotted: the limit, or where a shift is called large.
+
+    A bar ends at four times that: one feature that went elsewhere must not hide the others.
+    """
     limit = _LARGE_DRIFT if most is None else most
     shown = sorted(found.items(), key=lambda item: -item[1])[:_MOST]
     figure, axes = new_figure(0.9 + _ROW * len(shown))
     colours = [_BAD if index > limit else COLOURS[0] for _, index in shown]
-    bars = axes.barh([name for name, _ in shown], [index for _, index in shown], color=colours, height=0.6)
+    lengths = [min(index, 4 * limit) for _, index in shown]
+    bars = axes.barh([name for name, _ in shown], lengths, color=colours, height=0.6)
     for label in axes.bar_label(bars, labels=[f"{index:.3f}" for _, index in shown], padding=4, fontsize=8):
         label.set_color(INK)
     axes.axvline(limit, color=INK, linewidth=1, linestyle=":")

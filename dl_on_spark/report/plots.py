@@ -10,7 +10,7 @@ from typing import Any
 
 from dl_on_spark.registry.metrics import CalibrationBin
 
-COLOURS = ("#2f6fde", "#e0872e", "#2f9e62", "#b04bb0")
+COLOURS = ("#4780e8", "#e0872e", "#2f9e62", "#b04bb0")
 # Text and axes take the page's text colour, in dark and in light.
 INK = "#7a7a01"
 # Left out: the date would change the bytes, and the block that holds the rest names web addresses.
