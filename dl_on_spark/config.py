@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -20,6 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dl_on_spark.errors import ConfigError
 from dl_on_spark.yaml_text import load_yaml
 
+_MASK = "********"
+# Names whose values Spark itself hides, and those of the stores' access keys.
+_SECRET = re.compile(r"(?i)secret|password|passwd|token|credential|access[._]?key|account[._]?key")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # s3://key:secret@bucket
 _WHOLE = 2**31 - 1  # what fits a signed 32-bit integer: no count here is more
 Count = Annotated[int, Field(gt=0, le=_WHOLE)]
 # Each metric of an evaluation, and where it is better.
@@ -144,6 +149,9 @@ class PipelineConfig(_Section):
     training: TrainingConfig
     gate: GateConfig = GateConfig()
     registry: str = "models"
+    keep_versions: Count | None = Field(
+        default=None, description="published versions that stay, beside the current and the previous one; default: all"
+    )
     scoring: ScoringConfig = ScoringConfig()
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of a session the job starts itself")
 
@@ -181,6 +189,11 @@ class PipelineConfig(_Section):
             return str(Path(path).expanduser())
         lake = self.lake if "://" in self.lake else str(Path(self.lake).expanduser().absolute())
         return f"{lake.rstrip('/')}/{path}"
+
+    def without_secrets(self) -> dict[str, Any]:
+        """All entries as plain values; what may be a secret is masked, since this is kept and printed."""
+        masked: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
+        return masked
 
     def schema_path(self, path: str | None = None) -> Path:
         """The feature schema's file, or another schema file named in the configuration."""
@@ -231,6 +244,14 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section.")
     section[last] = value
+
+
+def _masked(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(inner, key) for key, inner in value.items()}
+    if isinstance(value, str):
+        return _MASK if _SECRET.search(name) else _CREDENTIALS.sub(f"{_MASK}@", value)
+    return value
 
 
 def _normal(folder: str) -> str:

@@ -1,8 +1,12 @@
-"""The publication job: the gate, then a new version; and the way back."""
+"""The publication job: the gate, then a new version."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
+import importlib.metadata
+import importlib.util
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,26 +69,40 @@ def run(
         "model_sha256": candidate.digest,
         "run": folder,
         "date": date.isoformat(),
+        "published": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "trained_on": candidate.statistics.fingerprint,
         "judged_on": judged.metrics.snapshot,
         "judged_against": judged.comparison.version,
         "code_version": dl_on_spark.__version__,
-        "config": config.model_dump(mode="json", by_alias=True),
+        "code": _code(config.training.model),
+        "seed": config.training.seed,
+        "config": config.without_secrets(),
         "gate": list(decision.reasons),
         "checks": [asdict(check) for check in decision.checks],
         "forced": force_reason if not decision.passed else None,
     }
     version = registry.publish(files, lineage, instead_of=None if current is None else current.number)
+    removed = [] if config.keep_versions is None else registry.retain(config.keep_versions)
     return {
         "version": version.number,
         "folder": version.folder,
         "previous": None if current is None else current.number,
         "gate": "; ".join(decision.reasons),
         "forced": lineage["forced"],
+        "removed": removed,
     }
 
 
-def rollback(config: PipelineConfig, *, version: int | None = None) -> dict[str, Any]:
-    """Make `version` (default: the one before) the current one again."""
-    found = registry_of(config).roll_back(version)
-    return {"version": found.number, "folder": found.folder}
+def _code(model: str) -> dict[str, str | None]:
+    """The model function, the SHA-256 of its source file, and the versions of what ran it."""
+    module, _, _ = model.partition(":")
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # published from a place that does not hold the model's code
+        found = None
+    source = None
+    if found is not None and found.origin is not None and found.loader is not None:
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: a loader without data, as of C modules
+            source = hashlib.sha256(found.loader.get_data(found.origin)).hexdigest()  # type: ignore[attr-defined]
+    versions = {name: importlib.metadata.version(name) for name in ("pyspark", "tensorflow", "keras", "numpy")}
+    return {"model": model, "source_sha256": source, **versions}
