@@ -39,6 +39,8 @@ bench = typer.Typer(name="bench", help="Measure this cluster.", no_args_is_help=
 app.add_typer(bench)
 checkpoints = typer.Typer(name="checkpoints", help="Look at what a run has saved.", no_args_is_help=True)
 app.add_typer(checkpoints)
+models = typer.Typer(name="models", help="Look at the published versions, and choose one.", no_args_is_help=True)
+app.add_typer(models)
 
 Config = Annotated[Path, typer.Option("--config", help="The pipeline.yaml.")]
 Date = Annotated[str, typer.Option("--date", help="The day the job works for, YYYY-MM-DD.")]
@@ -122,17 +124,94 @@ def publish(
     )
 
 
+Reason = Annotated[str | None, typer.Option(help="Why; kept in the pointer's history.")]
+
+
 @app.command()
 def rollback(
     config: Config,
     overrides: Overrides = None,
     version: Annotated[int | None, typer.Option(help="Version to go back to; default: the one before.")] = None,
+    reason: Reason = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an earlier version the current one again."""
-    from dl_on_spark.jobs import publish as job
+    """Make an earlier version the current one again; the one that is left is withdrawn."""
+    from dl_on_spark.jobs import models as job
 
-    _show("rollback", job.rollback(load_config(config, overrides or ()), version=version), as_json)
+    _show("rollback", job.moved(load_config(config, overrides or ()), version, reason), as_json)
+
+
+@models.command("rollback")
+def rollback_model(
+    config: Config,
+    version: Annotated[int | None, typer.Argument(help="Default: the one before.")] = None,
+    overrides: Overrides = None,
+    reason: Reason = None,
+    as_json: AsJson = False,
+) -> None:
+    """The same as `dl-on-spark rollback`."""
+    rollback(config, overrides, version, reason, as_json)
+
+
+@models.command("promote")
+def promote_model(
+    config: Config,
+    version: Annotated[int, typer.Argument()],
+    overrides: Overrides = None,
+    reason: Reason = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a published version the current one, a newer or a withdrawn one too; the gate is not asked again."""
+    from dl_on_spark.jobs import models as job
+
+    _show("promote", job.moved(load_config(config, overrides or ()), version, reason), as_json)
+
+
+@models.command("list")
+def list_models(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """The published versions, newest first, with their stage."""
+    from dl_on_spark.jobs import models as job
+
+    rows = job.listed(load_config(config, overrides or ()))
+    if as_json:
+        _show("models", {"versions": rows}, True)
+    else:
+        job.show_list(rows, Console())
+
+
+@models.command("show")
+def show_model(
+    config: Config,
+    version: Annotated[int | None, typer.Argument(help="Default: the current one.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a version was made from, how it was judged, and when it was current."""
+    from dl_on_spark.jobs import models as job
+
+    found = job.shown(load_config(config, overrides or ()), version)
+    if as_json:
+        _show("model", found, True)
+    else:
+        Console().print_json(json.dumps(found, default=str))
+
+
+@models.command("diff")
+def diff_models(
+    config: Config,
+    first: Annotated[int, typer.Argument()],
+    second: Annotated[int, typer.Argument()],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """In which entries of lineage, configuration and metrics two versions differ."""
+    from dl_on_spark.jobs import models as job
+
+    found = job.difference(load_config(config, overrides or ()), first, second)
+    if as_json:
+        _show("diff", found, True)
+    else:
+        job.show_difference(found, first, second, Console())
 
 
 @app.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +22,10 @@ from dl_on_spark.errors import ConfigError
 from dl_on_spark.yaml_text import load_yaml
 
 _MEMORY = r"^[1-9][0-9]*[kmgtKMGT]$"
+_MASK = "********"
+# Names whose values Spark itself hides, and those of the stores' access keys.
+_SECRET = re.compile(r"(?i)secret|password|passwd|token|credential|access[._]?key|account[._]?key")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # s3://key:secret@bucket
 _WHOLE = 2**31 - 1  # what fits a signed 32-bit integer: no count here is more
 Count = Annotated[int, Field(gt=0, le=_WHOLE)]
 # Each metric of an evaluation, and where it is better.
@@ -104,6 +109,20 @@ class GateConfig(_Section):
     floor: float | None = Field(default=None, description="absolute value that the metric must reach")
     min_gain_over_baseline: float = Field(default=0.0, description="margin over the constant-rate baseline")
     tolerance: float = Field(default=0.0, ge=0, description="how much worse than the current model is still accepted")
+    compare: Literal["difference", "lower_bound"] = Field(
+        default="difference",
+        description="what must not be below -tolerance: the measured difference, or the lower end of its interval",
+    )
+    confidence: float = Field(default=0.95, ge=0.5, lt=1, description="of the interval of the difference")
+    slices: tuple[str, ...] = Field(default=(), description="columns whose values are compared each for itself")
+    max_slice_loss: float = Field(
+        default=0.02, ge=0, description="how much worse a slice may get; a loss that may be chance is none"
+    )
+    min_slice_rows: Count = Field(default=200, description="smaller slices are left out")
+    max_calibration_error: float | None = Field(default=None, ge=0, description="expected calibration error")
+    max_drift: float | None = Field(
+        default=None, ge=0, description="population stability index of a feature against the training rows"
+    )
 
     @model_validator(mode="after")
     def _prefers_the_better(self) -> Self:
@@ -162,6 +181,9 @@ class PipelineConfig(_Section):
     training: TrainingConfig
     gate: GateConfig = GateConfig()
     registry: str = "models"
+    keep_versions: Count | None = Field(
+        default=None, description="published versions that stay, beside the current and the previous one; default: all"
+    )
     scoring: ScoringConfig = ScoringConfig()
     cluster: ClusterConfig = ClusterConfig()
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings, by Spark's own names")
@@ -201,6 +223,11 @@ class PipelineConfig(_Section):
             return str(Path(path).expanduser())
         lake = self.lake if "://" in self.lake else str(Path(self.lake).expanduser().absolute())
         return f"{lake.rstrip('/')}/{path}"
+
+    def without_secrets(self) -> dict[str, Any]:
+        """All entries as plain values; what may be a secret is masked, since this is kept and printed."""
+        masked: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
+        return masked
 
     def schema_path(self, path: str | None = None) -> Path:
         """The feature schema's file, or another schema file named in the configuration."""
@@ -251,6 +278,14 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override!r}: {name} is not a section.", fix="Name an entry inside a section.")
     section[last] = value
+
+
+def _masked(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(inner, key) for key, inner in value.items()}
+    if isinstance(value, str):
+        return _MASK if _SECRET.search(name) else _CREDENTIALS.sub(f"{_MASK}@", value)
+    return value
 
 
 def _normal(folder: str) -> str:

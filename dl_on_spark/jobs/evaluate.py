@@ -1,16 +1,15 @@
-"""The evaluation job: a trained run on the held-out days."""
+"""The evaluation job: a trained run on the held-out days, beside the current version."""
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dl_on_spark.config import PipelineConfig
 from dl_on_spark.jobs.days import DaySplit, day_tables, run_folder
 from dl_on_spark.jobs.spark_progress import spark_progress
 from dl_on_spark.lake import Table, storage
-from dl_on_spark.registry import SavedModel, evaluate
+from dl_on_spark.registry import Judgement, Registry, SavedModel, Version, judge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,10 +27,31 @@ def run(
 ) -> dict[str, Any]:
     """Write metrics.json into the run's folder; returns its values."""
     folder = run_folder(config, date, run_name)
+    candidate = SavedModel.load(folder)
+    current = registry_of(config).current()
+    judged = judged_again(spark, config, date, candidate, current, quiet=quiet)
+    return {key: value for key, value in judged.as_dict().items() if value is not None}
+
+
+def judged_again(
+    spark: SparkSession,
+    config: PipelineConfig,
+    date: datetime.date,
+    candidate: SavedModel,
+    current: Version | None,
+    *,
+    quiet: bool = False,
+) -> Judgement:
+    """Judge the candidate beside the `current` version, and keep the result in its run's folder."""
     with spark_progress(spark, "evaluate", quiet=quiet):
-        metrics = evaluate(spark, SavedModel.load(folder), held_out(config, date))
-    storage.write_bytes(storage.join(folder, METRICS), metrics.to_json().encode())
-    return {key: value for key, value in asdict(metrics).items() if value is not None}
+        judged = judge(spark, candidate, current, held_out(config, date), config.gate)
+    storage.write_bytes(storage.join(candidate.folder, METRICS), judged.to_json().encode())
+    return judged
+
+
+def registry_of(config: PipelineConfig) -> Registry:
+    """The versions of the pipeline's model."""
+    return Registry(config.data_path(config.registry), config.name)
 
 
 def held_out(config: PipelineConfig, date: datetime.date) -> Table:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dl_on_spark.config import PipelineConfig
+from dl_on_spark.config import GateConfig, PipelineConfig
 from dl_on_spark.errors import InputError
 from dl_on_spark.jobs.days import DaySplit, run_folder
 from dl_on_spark.jobs.evaluate import METRICS
 from dl_on_spark.lake import Snapshot, storage
-from dl_on_spark.registry import Metrics
-from dl_on_spark.report import Page, RunOnPage, render
+from dl_on_spark.registry import Judgement, decide
+from dl_on_spark.report import Page, RunOnPage, Verdict, render
 from dl_on_spark.report.time_split import described, step_parts
 from dl_on_spark.training import TrainingResult
 
@@ -54,14 +54,22 @@ def write(
         raise InputError("a report needs a run.", fix="Run the training job first.")
     days = DaySplit.of(config, date)
     results = [TrainingResult.from_json(_read(run, "result.json", "training")) for run in runs]
+    judged = [_judged(run) for run in runs]
     on_page = [
-        RunOnPage(name, result.rows_per_second, _metrics(run), result.history, step_parts(result.seconds_by_rank))
-        for run, name, result in zip(runs, names, results, strict=True)
+        RunOnPage(
+            name,
+            result.rows_per_second,
+            one.metrics,
+            result.history,
+            step_parts(result.seconds_by_rank),
+            _verdict(one, config.gate),
+        )
+        for name, result, one in zip(names, results, judged, strict=True)
     ]
     if single_process is not None:
         alone = json.loads(_read(single_process, "single_process.json", "single-process training"))
         on_page.append(
-            RunOnPage("single process", alone["rows_per_second"], _metrics(single_process), alone["history"])
+            RunOnPage("single process", alone["rows_per_second"], _judged(single_process).metrics, alone["history"])
         )
     snapshot = Snapshot.from_json(_read(runs[0], "snapshot.json", "training").decode())
     first = results[0]
@@ -101,7 +109,7 @@ def write(
         },
         commands=tuple(
             f"spark-submit --py-files dl_on_spark.zip jobs/{job}.py --config pipeline.yaml --date {date}{options}"
-            for job, options in _jobs(names, days)
+            for job, options in _jobs([_strategy(run) for run in runs], days)
         ),
     )
     render(page, str(output))
@@ -117,14 +125,27 @@ def _evaluated(config: PipelineConfig, date: datetime.date) -> list[str]:
     return [storage.join(root, name) for name in found]
 
 
-def _jobs(names: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:
-    """(job, options) that repeat the runs `names` and judge them."""
-    runs = [(job, f" --set training.sync={name}") for name in names for job in ("train", "evaluate")]
+def _strategy(run: str) -> str:
+    """The strategy that a run was trained with, as pipeline.yaml writes it."""
+    return str(json.loads(_read(run, "run.json", "training"))["identity"]["sync"])
+
+
+def _jobs(strategies: Sequence[str], days: DaySplit) -> list[tuple[str, str]]:
+    """(job, options) that repeat the runs of these strategies and judge them."""
+    runs = [(job, f" --set training.sync={name}") for name in strategies for job in ("train", "evaluate")]
     return [("etl", f" --start-date {days.first}"), *runs]
 
 
-def _metrics(folder: str) -> Metrics:
-    return Metrics.from_json(_read(folder, METRICS, "evaluate"))
+def _verdict(judged: Judgement, gate: GateConfig) -> Verdict | None:
+    """None where the gate cannot decide, as on rows of one class."""
+    try:
+        return Verdict(decide(judged, gate), judged, gate)
+    except InputError:
+        return None
+
+
+def _judged(folder: str) -> Judgement:
+    return Judgement.from_json(_read(folder, METRICS, "evaluate"))
 
 
 def _read(folder: str, name: str, job: str) -> bytes:

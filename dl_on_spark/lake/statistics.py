@@ -119,7 +119,7 @@ def partial_of(column: pa.ChunkedArray, spec: Field) -> dict[str, Any]:
         return found
     if not _is_measured(spec):
         return found
-    numbers = _numbers(values)
+    numbers = as_numbers(values)
     found.update(count=int(numbers.size), nulls=len(column) - int(numbers.size))
     found.update(mean=0.0, squares=0.0, min=None, max=None)
     if numbers.size:
@@ -254,8 +254,8 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _numbers(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """Finite and other values as float64, NaN left out."""
+def as_numbers(values: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """Values without nulls as float64, NaN left out; dates are days, timestamps microseconds since 1970."""
     if pa.types.is_date(values.type):
         values = values.cast(pa.date32()).cast(pa.int32())
     elif pa.types.is_timestamp(values.type):

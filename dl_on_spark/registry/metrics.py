@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,6 +35,7 @@ class Metrics:
     ``snapshot``: fingerprint of the rows; ``model``: SHA-256 of model.keras. The baseline predicts one
     constant: the mean label of the training rows. Of a classifier ``mean_squared_error`` is the Brier
     score. ``auc_error``: how far the exact AUC may be from ``auc``; 0 except on very large tables.
+    ``calibration_error``: expected calibration error, how far score and observed rate are apart on average.
     """
 
     rows: int
@@ -47,6 +50,7 @@ class Metrics:
     accuracy: float | None = None
     baseline_log_loss: float | None = None
     calibration: tuple[CalibrationBin, ...] = ()
+    calibration_error: float | None = None
     model: str = ""
 
     def to_json(self) -> str:
@@ -56,11 +60,22 @@ class Metrics:
     @classmethod
     def from_json(cls, text: str | bytes) -> Metrics:
         """The metrics that `to_json` wrote. Raises `InputError` for any other text."""
-        try:
-            data = json.loads(text)
-            return cls(**{**data, "calibration": tuple(CalibrationBin(**b) for b in data["calibration"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"metrics.json is damaged ({error}).", fix="Run the evaluate job again.") from error
+        with refused_as_damaged():
+            return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Metrics:
+        """The metrics that `dataclasses.asdict` made into a mapping."""
+        return cls(**{**data, "calibration": tuple(CalibrationBin(**b) for b in data["calibration"])})
+
+
+@contextlib.contextmanager
+def refused_as_damaged() -> Iterator[None]:
+    """Raise `InputError` where what was read is not what was written."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"metrics.json is damaged ({error}).", fix="Run the evaluate job again.") from error
 
 
 def metrics_of(truth: Array, scores: Array, baseline_rate: float, fingerprint: str = "") -> Metrics:
@@ -76,13 +91,15 @@ def metrics_of(truth: Array, scores: Array, baseline_rate: float, fingerprint: s
     )
     if not is_binary(truth, scores):
         return found
+    bins = calibration(truth, scores)
     return replace(
         found,
         auc=area_under_curve(truth, scores),
         log_loss=log_loss(truth, scores),
         accuracy=float(((scores >= 0.5) == (truth == 1)).mean()),
         baseline_log_loss=constant_log_loss(found.base_rate, baseline_rate),
-        calibration=calibration(truth, scores),
+        calibration=bins,
+        calibration_error=calibration_error(bins),
     )
 
 
@@ -138,3 +155,9 @@ def calibration(truth: Array, scores: Array) -> tuple[CalibrationBin, ...]:
         if inside.any():
             found.append(CalibrationBin(int(inside.sum()), float(scores[inside].mean()), float(truth[inside].mean())))
     return tuple(found)
+
+
+def calibration_error(bins: Sequence[CalibrationBin]) -> float:
+    """Expected calibration error (Guo et al. 2017, eq. 5): mean distance of score and rate, weighted by rows."""
+    rows = sum(one.rows for one in bins)
+    return sum(one.rows * abs(one.mean_score - one.observed_rate) for one in bins) / rows

@@ -107,21 +107,23 @@ def map_predictions(
     result: Callable[[pa.Table, Scores], Iterator[pa.RecordBatch]],
     result_schema: Any,
     batch_rows: int = _BATCH_ROWS,
+    share: float = 1.0,
 ) -> DataFrame:
     """`result(kept columns, scores)` of each row group of the snapshot, as a Spark DataFrame.
 
     ``keep``: the snapshot's columns that `result` sees beside the scores, which are float32 of shape (rows,),
-    or (rows, outputs) for a model with several. Raises `SchemaError` when the snapshot lacks a feature.
+    or (rows, outputs) for a model with several. ``share``: of each row group's rows, see `drawn`. Raises `SchemaError`
+    when the snapshot lacks a feature.
     """
     features = [field.name for field in model.schema.features]
     model.schema.check(snapshot.schema, snapshot.uri, features)
     groups = snapshot.num_row_groups
     tasks = max(1, min(groups, default_parallelism(spark)))
     # Spark itself broadcasts a function that has become large with what it carries.
-    shipped = (model, snapshot.to_json(), list(keep), tasks, batch_rows)
+    shipped = (model, snapshot.to_json(), list(keep), tasks, batch_rows, share)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        saved, snapshot_json, kept, stride, rows_at_once = shipped
+        saved, snapshot_json, kept, stride, rows_at_once, part = shipped
         pinned = Snapshot.from_json(snapshot_json)
         predict = predictor(saved)
         columns = list(dict.fromkeys([*(field.name for field in saved.schema.features), *kept]))
@@ -129,7 +131,7 @@ def map_predictions(
             for batch in batches:
                 for first in batch.column(0).to_pylist():
                     for group in range(first, pinned.num_row_groups, stride):
-                        table = decoder.decode(group)
+                        table = drawn(decoder.decode(group), group, part)
                         file = pinned.files[int(pinned.row_groups.file[group])].path or pinned.uri
                         outputs = predict(
                             table.select(columns[: len(saved.schema.features)]),
@@ -139,6 +141,13 @@ def map_predictions(
                         yield from result(table.select(kept), _only(outputs, table.num_rows))
 
     return spark.range(0, tasks, 1, tasks).mapInArrow(task, result_schema)
+
+
+def drawn(rows: pa.Table, group: int, share: float) -> pa.Table:
+    """About `share` of the rows of row group number `group`, which seeds the choice: always the same ones."""
+    if share >= 1:
+        return rows
+    return rows.filter(pa.array(np.random.default_rng(group).random(rows.num_rows) < share))
 
 
 class Predictor:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dl_on_spark.registry.metrics import (
     CalibrationBin,
     Metrics,
+    calibration_error,
     constant_log_loss,
     cross_entropy,
     is_binary,
@@ -86,6 +87,7 @@ def metrics_of_tally(found: Tally, baseline_rate: float) -> Metrics:
     if (found["bin"] == _NOT_BINARY).any():
         return metrics
     auc, error = _area_under_curve(found)
+    bins = _calibration(found)
     right = (found["bin"] >= SCORE_BINS // 2) == (found["one"] == 1)
     return replace(
         metrics,
@@ -94,7 +96,8 @@ def metrics_of_tally(found: Tally, baseline_rate: float) -> Metrics:
         log_loss=float(found["losses"].sum() / rows),
         accuracy=float(found["rows"][right].sum() / rows),
         baseline_log_loss=constant_log_loss(base_rate, baseline_rate),
-        calibration=_calibration(found),
+        calibration=bins,
+        calibration_error=calibration_error(bins),
     )
 
 

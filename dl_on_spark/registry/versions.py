@@ -1,28 +1,27 @@
 """Published models: a folder a version, complete before the pointer names it.
 
 models/<name>/versions/<v>/model.keras schema.yaml statistics.json metrics.json lineage.json
-models/<name>/current.json      {"version": v, "before": [...], ...}, replaced in one step
+models/<name>/current.json      {"version": v, "before": [...], "withdrawn": [...], ...}, replaced in one step
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import getpass
 import json
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dl_on_spark.errors import InputError
 from dl_on_spark.lake import storage
+from dl_on_spark.registry.lease import Lease, lease
 
 _LINEAGE = "lineage.json"
 _CURRENT = "current.json"
-_LOCK = ".current.lock"
-_LOCK_DEADLINE_S = 30.0  # the pointer moves within milliseconds
+_CLAIM = "claim.json"
+_DEADLINE_S = 30.0  # the pointer moves within milliseconds on a disk, within some requests on an object store
+_EVENTS = 200  # of the pointer's history are kept
 _ANY = -1
 
 
@@ -33,6 +32,34 @@ class Version:
     number: int
     folder: str
     lineage: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Which version is current, which were before, and which were left by a roll-back; ``history``: oldest first."""
+
+    current: int | None
+    before: tuple[int, ...]
+    withdrawn: tuple[int, ...]
+    history: tuple[dict[str, Any], ...]
+
+    def back_to(self, known: list[int]) -> int | None:
+        """Where a roll-back goes: the last version that was current and was not itself rolled back from.
+
+        The one before by number is no answer: it may be the bad one that was left last week.
+        """
+        numbers = [n for n in known if self.current is not None and n < self.current and n not in self.withdrawn]
+        return max((n for n in numbers if n in self.before), default=max(numbers, default=None))
+
+    def stage(self, number: int, known: list[int]) -> str:
+        """current; previous, which a roll-back goes to; withdrawn; superseded; waiting, which never was current."""
+        if number == self.current:
+            return "current"
+        if number in self.withdrawn:
+            return "withdrawn"
+        if number == self.back_to(known):
+            return "previous"
+        return "superseded" if number in self.before else "waiting"
 
 
 class Registry:
@@ -77,13 +104,16 @@ class Registry:
 
     def versions(self) -> list[Version]:
         """Complete versions, oldest first."""
+        return [self._version(number) for number in self.numbers()]
+
+    def numbers(self) -> list[int]:
+        """Numbers of the complete versions, in order."""
         folder = storage.join(self._root, "versions")
-        numbers = sorted(
+        return sorted(
             int(path.split("/")[0])
             for path in storage.list_files(folder)
             if path.endswith(f"/{_LINEAGE}") and path.split("/")[0].isdigit()
         )
-        return [self._version(number) for number in numbers]
 
     def current(self) -> Version | None:
         """The version that scoring uses; None before the first publication."""
@@ -98,22 +128,54 @@ class Registry:
                 fix="Go back to a whole one: dl-on-spark rollback.",
             ) from error
 
-    def roll_back(self, number: int | None = None) -> Version:
-        """Make version `number` (default: the one before the current) the current one."""
-        current = self._current_number()  # not `current`: the way back must not need a whole current version
-        if current is None:
+    def version(self, number: int) -> Version:
+        """One version. Raises `InputError` for a number that there is none of."""
+        known = self.numbers()
+        if number not in known:
+            raise InputError(
+                f"model {self._name!r} has no version {number}; it has {known}.",
+                fix="Name one of these with --version.",
+            )
+        return self._version(number)
+
+    def stages(self) -> Stages:
+        """What each version is; empty before the first publication."""
+        found = self._pointer()
+        current = int(found["version"]) if found else None
+        events = tuple(found.get("history", ()))
+        return Stages(current, tuple(found.get("before", ())), tuple(found.get("withdrawn", ())), events)
+
+    def roll_back(self, number: int | None = None, *, reason: str | None = None) -> Version:
+        """Make version `number` (default: see `Stages.back_to`) the current one; what is left is withdrawn.
+
+        A version that is newer than the current one is promoted.
+        """
+        stages = self.stages()  # not `current`: the way back must not need a whole current version
+        if stages.current is None:
             raise InputError(f"model {self._name!r} has no version yet.", fix="Publish one first.")
-        known = [version.number for version in self.versions()]
-        earlier = [n for n in known if n < current]
-        target = number if number is not None else (earlier[-1] if earlier else None)
+        known = self.numbers()
+        target = number if number is not None else stages.back_to(known)
         if target is None or target not in known:
             what = "earlier version" if target is None else f"version {target}"
             raise InputError(
-                f"model {self._name!r} has no {what}; it has {known}, current is {current}.",
+                f"model {self._name!r} has no {what}; it has {known}, current is {stages.current}.",
                 fix="Name one of these with --version.",
             )
-        self._point(target, None, current)
+        self._point(target, None, stages.current, "rollback" if target < stages.current else "promote", reason)
         return self._version(target)
+
+    def retain(self, keep: int) -> list[int]:
+        """Remove all but the last `keep` versions, the current one and the one a roll-back goes to.
+
+        Returns the numbers removed. The lineage goes first, so that no half-removed version looks whole.
+        """
+        stages, known = self.stages(), self.numbers()
+        kept = {*known[-max(keep, 1) :], stages.current, stages.back_to(known)}
+        removed = [number for number in known if number not in kept]
+        for number in removed:
+            storage.delete(storage.join(self._folder(number), _LINEAGE))
+            storage.delete(self._folder(number))
+        return removed
 
     def _add(self, files: dict[str, bytes], lineage: dict[str, Any]) -> Version:
         number = self._claim()
@@ -121,63 +183,29 @@ class Registry:
         for name, data in files.items():
             storage.write_bytes(storage.join(folder, name), data)
         storage.write_bytes(storage.join(folder, _LINEAGE), json.dumps(lineage, indent=1, default=str).encode())
+        storage.delete(storage.join(folder, _CLAIM))
         return Version(number, folder, lineage)
 
     def _claim(self) -> int:
-        """A version number that no other publisher has: the making of its folder decides.
+        """A version number that no other publisher has; one that is left half-written keeps its number."""
+        with lease(self._root, _DEADLINE_S) as held:
+            folders = {path.split("/")[0] for path in storage.list_files(storage.join(self._root, "versions"))}
+            number = max((int(name) for name in folders if name.isdigit()), default=0) + 1
+            held.check()
+            storage.write_bytes(storage.join(self._folder(number), _CLAIM), json.dumps({"by": _user()}).encode())
+            return number
 
-        An object store has no such step: there, publish a model from one place at a time.
-        """
-        folders = {path.split("/")[0] for path in storage.list_files(storage.join(self._root, "versions"))}
-        number = max((int(name) for name in folders if name.isdigit()), default=0) + 1
-        while True:
-            local = storage.local_path(self._folder(number))
-            if local is None:
-                return number
-            local.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                local.mkdir()
-                return number
-            except FileExistsError:
-                number += 1
-
-    def _point(self, number: int, forced: str | None, instead_of: int | None) -> None:
-        with self._pointer_lock():
+    def _point(
+        self, number: int, forced: str | None, instead_of: int | None, why: str = "publish", reason: str | None = None
+    ) -> None:
+        with lease(self._root, _DEADLINE_S) as held:
             found = self._current_number()
             if instead_of != _ANY and found not in (instead_of, number):
                 raise InputError(
                     f"version {found} of model {self._name!r} became current while version {number} was on its way.",
                     fix="Run the job again: it compares with that version.",
                 )
-            self._write_pointer(number, forced)
-
-    @contextlib.contextmanager
-    def _pointer_lock(self) -> Iterator[None]:
-        """One process at a time on a file system; the kernel frees the lock of one that dies.
-
-        An object store has none: there, publish a model from one place at a time.
-        """
-        import fcntl
-
-        local = storage.local_path(self._root)
-        if local is None:
-            yield
-            return
-        local.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + _LOCK_DEADLINE_S
-        with (local / _LOCK).open("a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        raise InputError(
-                            f"{file.name} is held by another publication for {_LOCK_DEADLINE_S:g} s.",
-                            fix="End that job, or wait for it, and run this one again.",
-                        ) from error
-                    time.sleep(0.02)
-            yield
+            self._write_pointer(number, forced, why, reason, held)
 
     def _current_number(self) -> int | None:
         found = self._pointer()
@@ -197,11 +225,27 @@ class Registry:
             ) from error
         return found
 
-    def _write_pointer(self, number: int, forced: str | None) -> None:
+    def _write_pointer(self, number: int, forced: str | None, why: str, reason: str | None, held: Lease) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         old = self._pointer()
         before = {*old.get("before", ()), *([old["version"]] if old else [])}
-        pointer = {"version": number, "since": now, "by": _user(), "forced": forced, "before": sorted(before)}
+        withdrawn = set(old.get("withdrawn", ())) - {number}
+        if why == "rollback":
+            withdrawn.add(old["version"])
+        history = list(old.get("history", ()))
+        if not old or old["version"] != number:
+            event = {"version": number, "at": now, "by": _user(), "what": why, "reason": forced or reason}
+            history.append(event)
+        pointer = {
+            "version": number,
+            "since": now,
+            "by": _user(),
+            "forced": forced,
+            "before": sorted(before),
+            "withdrawn": sorted(withdrawn),
+            "history": history[-_EVENTS:],
+        }
+        held.check()
         storage.write_bytes(storage.join(self._root, _CURRENT), json.dumps(pointer).encode())
 
     def _version(self, number: int) -> Version:

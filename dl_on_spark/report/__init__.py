@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dl_on_spark.report.page import Page, RunOnPage, render
+from dl_on_spark.report.page import Page, RunOnPage, Verdict, render
 
-__all__ = ["Page", "RunOnPage", "render"]
+__all__ = ["Page", "RunOnPage", "Verdict", "render"]

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from dl_on_spark.errors import InputError
+from dl_on_spark.lake import storage
 from dl_on_spark.registry import Registry
+from dl_on_spark.registry.lease import Lease, lease
+from tests.object_store import s3_server
 
 DEADLINE_S = 60
 
@@ -195,3 +198,93 @@ def test_a_registry_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_pa
         registry.check_writable()
     Registry(str(tmp_path / "new"), "m").check_writable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_rollback_does_not_go_to_a_version_that_was_left_by_one(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), "m")
+    for model in "ab":
+        _publish(tmp_path, model)
+    registry.roll_back(reason="scores doubled")
+    _publish(tmp_path, "c")
+    known = registry.numbers()
+    assert [registry.stages().stage(n, known) for n in known] == ["previous", "withdrawn", "current"]
+    assert registry.roll_back().number == 1  # not 2, the bad one of the night before
+    with pytest.raises(InputError, match="no earlier version"):
+        registry.roll_back()
+    assert registry.roll_back(2).number == 2 and registry.stages().withdrawn == (3,)
+    told = [(event["version"], event["what"], event["reason"]) for event in registry.stages().history]
+    assert told == [
+        (1, "publish", None),
+        (2, "publish", None),
+        (1, "rollback", "scores doubled"),
+        (3, "publish", None),
+        (1, "rollback", None),
+        (2, "promote", None),
+    ]
+
+
+def test_the_last_versions_stay_with_the_current_one_and_the_way_back(tmp_path: Path) -> None:
+    registry = Registry(str(tmp_path), "m")
+    for model in "abcdef":
+        _publish(tmp_path, model)
+    registry.roll_back(3)
+    assert registry.retain(1) == [1, 4, 5]
+    assert registry.numbers() == [2, 3, 6] and registry.stages().current == 3
+    assert sorted(path.name for path in (tmp_path / "m" / "versions").iterdir()) == ["2", "3", "6"]
+    assert registry.roll_back().number == 2
+    assert _publish(tmp_path, "g") == 7
+    with pytest.raises(InputError, match=r"no version 1; it has \[2, 3, 6, 7\]"):
+        registry.version(1)
+
+
+def test_of_two_publishers_to_an_object_store_one_wins_and_none_is_torn() -> None:
+    context = multiprocessing.get_context("spawn")
+    with s3_server() as store:
+        start, ended = context.Barrier(3), context.Queue()
+        publishers = [context.Process(target=_publish_to_a_store, args=(store, who, start, ended)) for who in "abc"]
+        for process in publishers:
+            process.start()
+        outcomes = [ended.get(timeout=DEADLINE_S) for _ in publishers]
+        for process in publishers:
+            process.join(DEADLINE_S)
+        registry = Registry(f"{store}/models", "m")
+        won = [who for who, said in outcomes if said == "won"]
+        lost = [said for _, said in outcomes if said != "won"]
+        assert len(won) == 1 and all("became current while version" in said for said in lost)
+        current = registry.current()
+        assert current is not None and current.lineage["model_sha256"] == won[0]
+        assert [version.number for version in registry.versions()] == [1, 2, 3]
+        for version in registry.versions():
+            expected = version.lineage["model_sha256"].encode() * 1000
+            assert storage.read_bytes(storage.join(version.folder, "model.keras")) == expected
+        _publish_from(f"{store}/models", "d", current.number)
+        assert registry.roll_back().number == current.number
+        removed = registry.retain(1)
+        assert removed and not {current.number, 4} & set(removed)
+        assert registry.numbers() == sorted({1, 2, 3, 4} - set(removed))
+
+
+def _publish_to_a_store(store: str, who: str, start: Any, ended: Any) -> None:
+    start.wait(DEADLINE_S)
+    try:
+        _publish_from(f"{store}/models", who, None)
+        ended.put((who, "won"))
+    except InputError as error:
+        ended.put((who, str(error)))
+
+
+def _publish_from(root: str, model: str, instead_of: int | None) -> None:
+    files = {"model.keras": model.encode() * 1000, "metrics.json": b"{}"}
+    Registry(root, "m").publish(files, {"model_sha256": model}, instead_of=instead_of)
+
+
+def test_a_claim_left_behind_on_an_object_store_counts_no_more_after_a_while() -> None:
+    with s3_server() as store:
+        storage.write_bytes(f"{store}/m/claims/of-a-dead-publisher", b"{}")
+        with pytest.raises(InputError, match="held by another publication"), lease(f"{store}/m", 1.0):
+            pass
+        with lease(f"{store}/m", 30.0, stale_s=3.0) as held:
+            held.check()
+        assert storage.list_files(f"{store}/m/claims") == ["of-a-dead-publisher"]
+    with pytest.raises(InputError, match="too slowly"):
+        Lease(0.0).check()
