@@ -102,3 +102,11 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     config = load_config(PIPELINE, ["lake=~/lake", "registry=~/models"])
     assert config.data_path("raw") == f"{tmp_path}/lake/raw"
     assert config.data_path(config.registry) == f"{tmp_path}/models"
+
+
+def test_what_may_be_a_secret_is_masked_before_it_is_kept() -> None:
+    secrets = ("spark.spark.hadoop.fs.s3a.secret.key=abc", "spark.spark.hadoop.fs.s3a.access.key=abc")
+    plain = load_config(PIPELINE, [*secrets, "spark.spark.sql.ansi.enabled=true", "registry=s3://key:abc@bucket/m"])
+    shown = plain.without_secrets()
+    assert "abc" not in str(shown) and shown["registry"] == "s3://********@bucket/m"
+    assert shown["spark"]["spark.sql.ansi.enabled"] == "true"

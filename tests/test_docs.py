@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from dl_on_spark import Schema, open_table
 from dl_on_spark.cli import app
+from dl_on_spark.registry import Registry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,3 +90,35 @@ def test_the_page_on_synchronization() -> None:
         names["build_model"], Schema.from_dict({"name": "page", "fields": fields}), plan
     ).optimizer._learning_rate
     assert [round(float(rate(step)), 6) for step in (0, 10, 20, 99)] == [0.05, 0.125, 0.2, 0.2]
+
+
+def test_the_page_on_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("examples", "schemas"):
+        (tmp_path / name).symlink_to(DOCS.parent / name)
+    monkeypatch.chdir(tmp_path)
+    registry = Registry("demo_output/lake/models", "flight_delay")
+    for model, auc in (("a", 0.75), ("b", 0.76)):
+        metrics = json.dumps({"auc": auc, "rows": 100}).encode()
+        lineage = {"model_sha256": model, "date": "2013-06-30", "config": {"training": {"seed": ord(model)}}}
+        registry.publish({"model.keras": b"", "metrics.json": metrics}, lineage)
+    text = (DOCS / "publishing.md").read_text(encoding="utf-8")
+    said = []
+    for line in "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+        shown = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert shown.exit_code == 0, f"{line}\n{shown.output}"
+        said.append(shown.output)
+    listed, one, different, *_ = said
+    assert "current" in listed and "previous" in listed and "0.7600" in listed
+    assert '"model_sha256": "b"' in one and "lineage.config.training.seed" in different
+    assert [(e["version"], e["what"]) for e in registry.stages().history][2:] == [
+        (1, "rollback"),
+        (2, "promote"),
+        (1, "rollback"),
+    ]
+    told = CliRunner().invoke(
+        app, ["models", "list", "--config", "examples/flight_delay/pipeline.yaml", "--json"], catch_exceptions=False
+    )
+    assert [(row["version"], row["stage"]) for row in json.loads(told.output)["versions"]] == [
+        (2, "withdrawn"),
+        (1, "current"),
+    ]
