@@ -13,6 +13,7 @@ def draw_strategies(folder: Path, found: dict[str, Any]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     rows = [row for row in found["rows"] if "error" not in row]
     names = [f"{row['sync']}, {row['workers']} workers" for row in rows]
@@ -26,7 +27,7 @@ def draw_strategies(folder: Path, found: dict[str, Any]) -> None:
     axes.axhline(alone["metric"], color="black", linewidth=1, label="one process, at its end")
     axes.set_xlabel("epoch")
     axes.set_ylabel(f"{found['metric']}, held out")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     _save(plt, figure, [axes], folder / "metric.png")
 
