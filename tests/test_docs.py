@@ -103,7 +103,7 @@ def test_the_page_on_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         registry.publish({"model.keras": b"", "metrics.json": metrics}, lineage)
     text = (DOCS / "publishing.md").read_text(encoding="utf-8")
     said = []
-    for line in "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+    for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
         shown = CliRunner().invoke(app, shlex.split(line)[1:])
         assert shown.exit_code == 0, f"{line}\n{shown.output}"
         said.append(shown.output)
