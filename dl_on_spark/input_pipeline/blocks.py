@@ -1,16 +1,14 @@
 """Blocks: the batches of several steps, gathered from the windows of a rank's streams.
 
-A window stays in the order of its row groups, often as a view of Arrow's memory. Its rows are gathered by the
-window's row order when a block needs them: a few kilobytes of a column at a time, still in the cache when they are
-copied into the block. All arrays of a block lie in one allocation, aligned so that TensorFlow uses them where they
-are.
+The shuffle and the copy into batches are one pass: a window stays in the order of its row groups,
+often as a view of Arrow's memory, and its rows are moved once, by the window's row order. All
+arrays of a block lie in one allocation, aligned so that TensorFlow uses them where they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -28,53 +26,39 @@ Counts = npt.NDArray[np.int64]
 WindowColumns = dict[str, Array | EncodedText]
 
 
-@dataclass(frozen=True)
-class WindowRows:
-    """Rows ``start`` to ``stop`` (exclusive), in the needed order, of a loaded window.
-
-    ``columns`` lie in file order; ``order`` tells which of their rows come when (None: in file order).
-    """
-
-    columns: WindowColumns
-    order: Rows | None
-    start: int = 0
-    stop: int = 0
-
-    def part(self, start: int, stop: int) -> WindowRows:
-        """Other rows of the same window."""
-        return replace(self, start=start, stop=stop)
-
-    def column(self, name: str) -> Array:
-        """The rows of one column; text decoded."""
-        values = self.columns[name]
-        if self.order is None:
-            return values[self.start : self.stop]
-        rows = self.order[self.start : self.stop]
-        if isinstance(values, EncodedText):
-            return values.take(rows)
-        return values.take(rows, axis=0, mode="clip")  # not "raise", which checks bounds: rows are in bounds
+def shuffled(columns: WindowColumns, order: Rows | None) -> WindowColumns:
+    """The columns with their rows in ``order``; text stays encoded."""
+    if order is None:
+        return columns
+    codes = {name: c.codes if isinstance(c, EncodedText) else c for name, c in columns.items()}
+    moved = allocate({name: (values.shape, values.dtype) for name, values in codes.items()})
+    for name, values in codes.items():
+        # "clip" spares the bounds check and the buffer that "raise" needs: rows are in bounds.
+        values.take(order, axis=0, out=moved[name], mode="clip")
+    texts = {name: c.with_codes(moved[name]) for name, c in columns.items() if isinstance(c, EncodedText)}
+    return {**moved, **texts}
 
 
 class StreamRows:
     """The rows of one stream, in order: loads window after window."""
 
-    def __init__(self, windows: list[Window], row: int, prefetcher: WindowPrefetcher[WindowRows]) -> None:
+    def __init__(self, windows: list[Window], row: int, prefetcher: WindowPrefetcher[WindowColumns]) -> None:
         self._windows, self._prefetcher = iter(windows), prefetcher
         self._skip = row - windows[0].first_row if windows else 0
-        self._window = WindowRows({}, None)
+        self._columns: WindowColumns = {}
         self._at = self._rows = 0
 
-    def take(self, count: int) -> list[WindowRows]:
-        """The next ``count`` rows, from one window or from several."""
+    def take(self, count: int) -> list[Columns]:
+        """The next ``count`` rows, as views of one window or of several."""
         pieces = []
         while count:
             if self._at == self._rows:
-                self._window = WindowRows({}, None)  # free the used window before the wait for the next
+                self._columns = {}  # free the used window before the wait for the next
                 window = next(self._windows)
-                self._window = self._prefetcher.take(window)
+                self._columns = self._prefetcher.take(window)
                 self._at, self._rows, self._skip = self._skip, window.rows, 0
             stop = min(self._at + count, self._rows)
-            pieces.append(self._window.part(self._at, stop))
+            pieces.append({name: values[self._at : stop] for name, values in self._columns.items()})
             count -= stop - self._at
             self._at = stop
         return pieces
@@ -84,24 +68,19 @@ def assemble(streams: Sequence[StreamRows], counts: Counts) -> Columns:
     """One block: for each step its rows of each stream, in stream order. ``counts``: (steps, streams)."""
     steps, rows = len(counts), int(counts[0].sum())
     parts = [stream.take(int(total)) for stream, total in zip(streams, counts.sum(axis=0), strict=True)]
-    block = allocate({n: ((steps, rows, *v.shape[1:]), v.dtype) for n, v in parts[0][0].columns.items()})
+    block = allocate({n: ((steps, rows, *v.shape[1:]), v.dtype) for n, v in parts[0][0].items()})
     uneven = None if (counts == counts[0]).all() else _step_order(counts)
     for name, target in block.items():
         if uneven is None:
             column = 0
             for part, count in zip(parts, counts[0].tolist(), strict=True):
-                values = _joined(part, name)
+                values = part[0][name] if len(part) == 1 else np.concatenate([piece[name] for piece in part])
                 target[:, column : column + count] = values.reshape(steps, count, *target.shape[2:])
                 column += count
         else:
-            values = _joined([piece for part in parts for piece in part], name)
+            values = np.concatenate([piece[name] for part in parts for piece in part])
             values.take(uneven, axis=0, out=target.reshape(values.shape), mode="clip")
     return block
-
-
-def _joined(pieces: Sequence[WindowRows], name: str) -> Array:
-    """One column of consecutive pieces."""
-    return pieces[0].column(name) if len(pieces) == 1 else np.concatenate([piece.column(name) for piece in pieces])
 
 
 def row_bytes(specs: dict[str, tuple[tuple[int, ...], str]]) -> int:

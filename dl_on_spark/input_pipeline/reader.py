@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dl_on_spark.errors import SchemaError, TableError
-from dl_on_spark.input_pipeline.blocks import StreamRows, WindowRows, assemble, row_bytes
+from dl_on_spark.input_pipeline.blocks import StreamRows, WindowColumns, assemble, row_bytes, shuffled
 from dl_on_spark.input_pipeline.plan import SamplePlan
 from dl_on_spark.input_pipeline.prefetch import DecodePool, SharedRowGroups, WindowPrefetcher
 from dl_on_spark.input_pipeline.preprocess import Batch, Columns, Preprocessor
@@ -132,7 +132,7 @@ class RankReader:
 
         longest = _BLOCK_BYTES // max(1, row_bytes(self.preprocessor.tensor_specs()))
 
-        def load(window: Window, groups: SharedRowGroups) -> WindowRows:
+        def load(window: Window, groups: SharedRowGroups) -> WindowColumns:
             return self._load(window, groups, epoch)
 
         with WindowPrefetcher(
@@ -162,7 +162,7 @@ class RankReader:
             )
         return table
 
-    def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> WindowRows:
+    def _load(self, window: Window, groups: SharedRowGroups, epoch: int) -> WindowColumns:
         pieces = [groups.table(s.group).slice(s.start, s.rows) for s in window.segments]
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
         try:
@@ -172,7 +172,7 @@ class RankReader:
                 whole = groups.table(segment.group)
                 self.preprocessor.apply_encoded(whole, source=self._name(segment.group))
             raise
-        return WindowRows(columns, window.row_order(self.plan.seed, epoch))
+        return shuffled(columns, window.row_order(self.plan.seed, epoch))
 
     def _name(self, group: int) -> str:
         groups = self.snapshot.row_groups

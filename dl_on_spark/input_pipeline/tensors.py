@@ -141,23 +141,13 @@ class EncodedText:
     codes: Array
     distinct: Array
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(rows,), as of the decoded array."""
-        return self.codes.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the decoded array."""
-        return np.dtype(object)
-
     def __getitem__(self, rows: slice) -> Array:
         """Some rows as an object array of `str`."""
         return self.distinct.take(self.codes[rows])
 
-    def take(self, rows: Rows) -> Array:
-        """These rows as an object array of `str`."""
-        return self.distinct.take(self.codes.take(rows))
+    def with_codes(self, codes: Array) -> EncodedText:
+        """Other rows of the same strings."""
+        return EncodedText(codes, self.distinct)
 
     def to_numpy(self) -> Array:
         """All rows as an object array of `str`."""

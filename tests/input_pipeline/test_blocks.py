@@ -1,4 +1,4 @@
-"""Arrays of a block: one aligned allocation; rows of a window in its order."""
+"""Arrays of a block: one aligned allocation; a shuffle that keeps columns, and text encoded."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dl_on_spark.input_pipeline.blocks import WindowRows, allocate, row_bytes
-from dl_on_spark.input_pipeline.tensors import encoded_text
+from dl_on_spark.input_pipeline.blocks import allocate, row_bytes, shuffled
+from dl_on_spark.input_pipeline.tensors import EncodedText, encoded_text
 
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple)
 DTYPES = st.sampled_from(["int8", "bool", "int32", "float64", "object"]).map(np.dtype)
@@ -27,19 +27,20 @@ def test_arrays_allocated_together_are_aligned_writable_and_apart(
         assert (array == number % 2).all()
 
 
-def test_rows_of_a_window_come_in_its_order_in_all_columns_alike() -> None:
+def test_shuffled_moves_the_rows_of_all_columns_alike_and_leaves_text_encoded() -> None:
     columns = {
         "id": np.arange(4),
         "pair": np.arange(8).reshape(4, 2),
         "name": encoded_text(pa.array(["a", "b", "a", "c"])),
     }
-    rows = WindowRows(columns, np.asarray([3, 0, 1, 2])).part(0, 3)
-    assert rows.column("id").tolist() == [3, 0, 1]
-    assert rows.column("pair").tolist() == [[6, 7], [0, 1], [2, 3]]
-    assert rows.column("name").tolist() == ["c", "a", "b"]
-    in_file_order = WindowRows(columns, None).part(1, 4)
-    assert in_file_order.column("id").tolist() == [1, 2, 3]
-    assert in_file_order.column("name").tolist() == ["b", "a", "c"]
+    moved = shuffled(columns, np.asarray([3, 0, 1, 2]))
+    name = moved["name"]
+    assert isinstance(name, EncodedText)
+    assert list(moved) == ["id", "pair", "name"]
+    assert moved["id"].tolist() == [3, 0, 1, 2]
+    assert moved["pair"].tolist() == [[6, 7], [0, 1], [2, 3], [4, 5]]
+    assert name.to_numpy().tolist() == ["c", "a", "b", "a"]
+    assert shuffled(columns, None) is columns
 
 
 def test_row_bytes_count_every_value_and_a_pointer_for_text() -> None:
