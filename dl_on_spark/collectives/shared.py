@@ -8,8 +8,8 @@ order. Each element is combined in the order of ranks, by one rank or by all in 
 results have the same bits everywhere.
 
 A buffer is used again only when all ranks are done with it (``Word.DONE``). Waiting spins for a
-moment; then the rank writes down whom it waits for and sleeps on its pipe and on the TCP lanes,
-by which it hears of dead, failed and stalled peers.
+moment, longer where ranks share cores; then the rank writes down whom it waits for and sleeps on
+its pipe and on the TCP lanes, by which it hears of dead, failed and stalled peers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dl_on_spark.collectives.schedule import block_bounds
 from dl_on_spark.collectives.slot import BUFFER_BYTES, BUFFERS, Fence, Slot, Word
 from dl_on_spark.collectives.tcp import SPIN_S, TcpBackend
 from dl_on_spark.collectives.wire import HEADER_BYTES, Call
+
+_CROWDED_SPIN_S = 1e-3  # with more ranks than cores, who gives its core away gives it to the rank that it waits for
 
 DIRECT_BYTES = 64 * 1024
 """Up to this size (times two over the ranks of the host) all ranks reduce everything."""
@@ -51,6 +53,7 @@ class SharedMemory:
         self.place = members.index(rank)
         self._tcp = tcp
         self._size = len(members)
+        self._crowded = self._size > (os.cpu_count() or 1)
         self._slots = slots
         self._own = slots[self.place]
         self._words = [slot.words for slot in slots]
@@ -241,9 +244,10 @@ class SharedMemory:
 
     def _sleep(self, call: Call, word: Word, round_: int, place: int) -> None:
         words, since = self._words[place], time.monotonic()
-        until = since + SPIN_S
+        until = since + (_CROWDED_SPIN_S if self._crowded else SPIN_S)
         while words[word] < round_ and time.monotonic() < until:
-            pass
+            if self._crowded:
+                os.sched_yield()
         try:
             while words[word] < round_:
                 self._own.words[Word.AWAITS] = place + 1
